@@ -1,0 +1,95 @@
+"""What one attempt of a training run needs to know: the file between the role renderer and the trainer.
+
+Guarantees:
+1. The file is complete: the trainer reads it and the environment variables below, nothing else about the run.
+2. An unknown field, a value out of its range and fields that contradict each other are errors when the file
+   is read, each naming the field.
+3. Importing this module needs pydantic alone: operator and command line render the file without torch.
+"""
+
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+EXIT_SUSPENDED: Final = 85  # asked to suspend: the checkpoint is on disk, start again to go on
+EXIT_STALLED: Final = 86  # the watchdog saw no step for stall_timeout_s
+
+ENV_BROKER: Final = "AGENTFLY_BROKER"  # unix:///path of the broker that hands out sandboxes
+ENV_INFERENCE_URLS: Final = "AGENTFLY_INFERENCE_URLS"  # http://host:port of every vLLM server, by comma
+ENV_RUN_DIR: Final = "AGENTFLY_RUN_DIR"  # metrics, trajectories, control files; same path in every process
+
+
+class TrainerConfig(BaseModel):
+    """One attempt of one training run. Durations are seconds, lengths are tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_dir: Path
+    attempt: int = Field(ge=0)
+    model_path: Path
+
+    agent_entrypoint: str
+    base_dir: Path  # what relative references start from: the folder of the manifest
+    tasks_entrypoint: str | None = None  # called with seed=int, yields one dict for each task
+    tasks_path: Path | None = None  # JSON lines, one task each
+
+    seed: int = 0
+    steps: int = Field(ge=1)
+    tasks_per_step: int = Field(ge=1)
+    group_size: int = Field(ge=2)  # a group of one has no baseline: nothing to learn from it
+
+    algorithm: Literal["grpo"] = "grpo"
+    learning_rate: float = Field(gt=0)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+
+    max_turns: int = Field(ge=1)
+    max_tokens_per_turn: int = Field(ge=1)
+    max_prompt_tokens: int = Field(ge=1)
+    max_context_tokens: int = Field(ge=2)  # prompt and everything after it
+    temperature: float = Field(default=1.0, gt=0)
+    call_timeout_s: float = Field(default=30, gt=0)
+    turn_timeout_s: float = Field(default=120, gt=0)
+    rollout_timeout_s: float = Field(default=600, gt=0)
+    max_infra_retries: int = Field(default=1, ge=0)
+    max_drift_fraction: float | None = Field(default=None, ge=0, le=1)
+    concurrency: int = Field(default=64, ge=1)  # rollouts at a time
+
+    micro_batch_size: int = Field(default=8, ge=1)  # rows of one forward pass on one rank
+    gpus: int = Field(default=0, ge=0)  # ranks on this node; 0 = one rank on the CPU
+
+    checkpoint_every_steps: int = Field(default=20, ge=1)
+    checkpoint_keep_last: int = Field(default=2, ge=1)
+    checkpoint_dir: Path
+
+    stall_timeout_s: float = Field(default=600, gt=0)  # longest time between two steps, once there is one
+    overrides: tuple[str, ...] = ()  # verl's own Hydra form; the last one wins
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.tasks_entrypoint is None) == (self.tasks_path is None):
+            raise ValueError("tasks_entrypoint, tasks_path: exactly one must be set")
+        if self.max_prompt_tokens >= self.max_context_tokens:
+            raise ValueError(
+                f"max_prompt_tokens: {self.max_prompt_tokens} leaves no room for a response in "
+                f"max_context_tokens {self.max_context_tokens}"
+            )
+        if self.clip_high < self.clip_low:
+            raise ValueError(f"clip_high: {self.clip_high} is below clip_low {self.clip_low}")
+        return self
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Tokens after the prompt: sampled ones and observations."""
+        return self.max_context_tokens - self.max_prompt_tokens
+
+    @property
+    def suspend_file(self) -> Path:
+        """Its existence asks the trainer to write a checkpoint and end with ``EXIT_SUSPENDED``."""
+        return self.run_dir / "control" / "suspend"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON line for each finished step, of all attempts."""
+        return self.run_dir / "metrics.jsonl"
