@@ -1,0 +1,207 @@
+"""Blocks that several kinds share, and the root that all kinds have.
+
+Guarantees:
+1. A block has one definition; kinds use it by name.
+2. Every default stands in the model: a manifest without the block and one with an empty block mean the same.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from agentfly.api.base import ApiModel, Args, Int, Metadata, Rule
+
+ENTRYPOINT_PATTERN = r"^([^:]+\.py|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*$"
+
+REFERENCE = "Form: file.py:name with the file relative to the manifest, or package.module:name."
+
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+class ApiObject(ApiModel):
+    """Root of a kind."""
+
+    api_version: Literal["agentfly.dev/v1alpha1"] = Field(
+        default="agentfly.dev/v1alpha1", description="Version of the API."
+    )
+    metadata: Metadata = Field(description="Name, labels and what the API server records.")
+
+
+class AgentRef(ApiModel):
+    """The agent: prompt, tools and reward, as one Python object."""
+
+    entrypoint: str = Field(
+        max_length=512,
+        pattern=ENTRYPOINT_PATTERN,
+        description=f"The agentfly.Agent. {REFERENCE}",
+    )
+
+
+class TasksRef(ApiModel):
+    """Where tasks come from: exactly one of the two fields."""
+
+    entrypoint: str | None = Field(
+        default=None,
+        max_length=512,
+        pattern=ENTRYPOINT_PATTERN,
+        description="Function that is called with seed=int and yields one dict a task. Absent: tasks are "
+        "read "
+        f"from path. {REFERENCE}",
+    )
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="JSON-lines file with one object a task, relative to the manifest. Absent: entrypoint "
+        "is called.",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.entrypoint) != has(self.path)",
+            holds=lambda self: (self.entrypoint is None) != (self.path is None),
+            problem="exactly one of entrypoint and path must be set",
+        ),
+    )
+
+
+class ModelBuild(ApiModel):
+    """A script that makes the model directory, for models too small to download."""
+
+    script: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="Python script, relative to the manifest. It is called with args and with the "
+        "directory to write last.",
+    )
+    args: Args = Field(default=(), description="Arguments of the script. Absent: none.")
+
+
+class ModelRef(ApiModel):
+    """The policy's first weights and its tokenizer. With both fields set, path wins."""
+
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="Directory in Hugging Face layout, relative to the manifest. Absent: what build makes.",
+    )
+    build: ModelBuild | None = Field(
+        default=None, description="How to make the model when path is absent. Absent: path must be set."
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.path) || has(self.build)",
+            holds=lambda self: self.path is not None or self.build is not None,
+            problem="one of path and build must be set",
+        ),
+    )
+
+
+class Timeouts(ApiModel):
+    """Deadlines inside one rollout. Each is at most the next one."""
+
+    call_seconds: Int = Field(default=30, ge=1, description="Longest tool call, seconds. Default 30.")
+    turn_seconds: Int = Field(
+        default=120, ge=1, description="Longest turn (generation and its tool calls), seconds. Default 120."
+    )
+    rollout_seconds: Int = Field(
+        default=600,
+        ge=1,
+        description="Longest rollout with waiting for resources and reward, seconds. Default 600.",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="self.callSeconds <= self.turnSeconds",
+            holds=lambda self: self.call_seconds <= self.turn_seconds,
+            field="callSeconds",
+            problem="is more than turnSeconds",
+        ),
+        Rule(
+            cel="self.turnSeconds <= self.rolloutSeconds",
+            holds=lambda self: self.turn_seconds <= self.rollout_seconds,
+            field="turnSeconds",
+            problem="is more than rolloutSeconds",
+        ),
+    )
+
+
+class Rollout(ApiModel):
+    """How one task becomes trajectories."""
+
+    group_size: Int = Field(default=8, ge=1, description="Rollouts of each task. Default 8.")
+    concurrency: Int = Field(default=64, ge=1, description="Rollouts in flight at the same time. Default 64.")
+    max_turns: Int = Field(default=10, ge=1, description="Generations in one rollout. Default 10.")
+    max_tokens_per_turn: Int = Field(default=512, ge=1, description="Tokens of one generation. Default 512.")
+    max_context_tokens: Int = Field(
+        default=4096,
+        ge=2,
+        description="Tokens of prompt, generations and observations together. Default 4096.",
+    )
+    max_prompt_tokens: Int = Field(
+        default=1024,
+        ge=1,
+        description="Tokens of the first prompt; a longer one fails the rollout. Default 1024.",
+    )
+    temperature: float = Field(
+        default=1.0, ge=0, le=10, description="Sampling temperature; 0 is greedy. Default 1."
+    )
+    timeouts: Timeouts = Field(
+        default=Timeouts(), description="Deadlines inside one rollout. Absent: their defaults."
+    )
+    max_infra_retries: Int = Field(
+        default=1,
+        ge=0,
+        le=100,
+        description="Times a rollout is repeated in fresh resources after an infrastructure failure. "
+        "Default 1.",
+    )
+    max_drift_fraction: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of tokens, 0 to 1, that may differ between what was sampled and what a "
+        "rendering of the "
+        "text gives; more fails the run. Absent: drift is counted and never fails the run.",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="self.maxPromptTokens < self.maxContextTokens",
+            holds=lambda self: self.max_prompt_tokens < self.max_context_tokens,
+            field="maxPromptTokens",
+            problem="leaves no room below maxContextTokens",
+        ),
+        Rule(
+            cel="self.maxTokensPerTurn < self.maxContextTokens",
+            holds=lambda self: self.max_tokens_per_turn < self.max_context_tokens,
+            field="maxTokensPerTurn",
+            problem="leaves no room below maxContextTokens",
+        ),
+    )
+
+
+class Inference(ApiModel):
+    """The vLLM servers that sample from the policy."""
+
+    replicas: Int = Field(default=1, ge=1, le=1024, description="Servers. Default 1.")
+    gpus: Int = Field(
+        default=0, ge=0, le=64, description="GPUs of each server; 0 runs on the CPU. Default 0."
+    )
+    max_num_seqs: Int = Field(default=64, ge=1, description="Sequences that one server batches. Default 64.")
+    dtype: DType = Field(
+        default="auto", description="Type of weights and activations. Default auto: as in the model."
+    )
+    start_timeout_seconds: Int = Field(
+        default=300, ge=1, description="Seconds until a started server must answer. Default 300."
+    )
+    args: Args = Field(
+        default=(), description="Further arguments of vllm serve; the last wins. Absent: none."
+    )
+
+
+class PoolUse(ApiModel):
+    """What a run sees of one of its pools. Counts of members."""
+
+    ready: Int = Field(default=0, ge=0, description="Members that are verified, leased or free.")
+    leased: Int = Field(default=0, ge=0, description="Members that are leased.")
+    queued: Int = Field(default=0, ge=0, description="Waiting acquires.")
+    max: Int = Field(default=0, ge=0, description="The pool's capacity.max.")
