@@ -1,0 +1,72 @@
+"""The contract between the engine and whatever really starts members.
+
+Guarantees that a runner gives (``tests/unit/resources/runner_contract.py`` holds every runner to them):
+1. ``start`` returns a member that answers, or raises and leaves nothing behind; also when it is cancelled.
+2. ``reset`` returns a member that was verified to be pristine, or None: then it is never used again.
+3. ``stop`` ends the member and everything in it. It may be called twice, on a dead member, and at any time.
+4. ``lease`` is the grant and every heartbeat after it: a member whose lease is not renewed ends it by itself.
+5. Every method ends in bounded time.
+
+Guarantees that the engine gives: for one member, ``reset`` and ``stop`` begin only after ``lease`` and
+``probe`` ended, and ``stop`` only after ``start`` and ``reset`` ended (it cancels them first).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentfly.resources.spec import ResourceSpec
+
+
+@dataclass
+class Member:
+    """One started resource.
+
+    ``incarnation`` grows with every reset; ``address`` is ``unix:///path`` or ``http://ip:port``;
+    ``admin_token`` opens what holders may not do; ``handle`` belongs to the runner alone.
+    """
+
+    id: str
+    spec: ResourceSpec
+    incarnation: int
+    address: str
+    admin_token: str = ""
+    handle: object = None
+
+
+class Runner(Protocol):
+    """Starts, checks, resets and stops members of one kind of spec."""
+
+    kind: str
+
+    def check(self) -> str | None:
+        """None if this runner works on this machine, else the reason why not."""
+        ...
+
+    async def start(self, spec: ResourceSpec, member_id: str) -> Member:
+        """A member that answers, at incarnation 1 or above.
+
+        Raises:
+            StartFailed: with the reason; nothing of the attempt is left.
+        """
+        ...
+
+    async def probe(self, member: Member) -> bool:
+        """False only if the member is gone or can no longer be used; a slow one is still there."""
+        ...
+
+    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+        """Lease the member to the owner for ``ttl_s`` seconds, or renew that lease.
+
+        Raises:
+            LeaseLost: the member answered that it has no such lease to give or to renew.
+            Infra: the member did not answer; whether it still lives is not known.
+        """
+        ...
+
+    async def reset(self, member: Member) -> Member | None:
+        """The member, pristine, verified and without a lease; None if it could not be made so."""
+        ...
+
+    async def stop(self, member: Member) -> None:
+        """End the member. Does not raise for one that is dead already."""
+        ...
