@@ -1,0 +1,1 @@
+"""Layer IV: what tools and rewards run in, leased from bounded pools."""

@@ -2,7 +2,7 @@
 
 Guarantees:
 1. The identity of a spec is a hash of every field it has: two specs that differ in anything never share one.
-2. The identity does not depend on the order in which a mapping was written, nor on defaults being spelled out.
+2. The identity depends neither on the order in which a mapping was written nor on defaults being spelled out.
 3. A spec or pool with a field it does not know, or a value out of range, is refused with the field's name.
 
 Not here: how members are started (``runners``), when (``pool``).
@@ -34,8 +34,8 @@ class ResourceSpec(BaseModel):
 class ContainerSpec(ResourceSpec):
     """A sandbox in which commands of one holder at a time run.
 
-    ``image`` is ``host`` (this machine's system directories, read-only under an overlay) or a directory with a
-    root file system. ``cpu`` is in cores, ``memory_mb`` in MiB, ``pids`` counts processes and threads.
+    ``image`` is ``host`` (this machine's system directories, read-only under an overlay) or a directory with
+    a root file system. ``cpu`` is in cores, ``memory_mb`` in MiB, ``pids`` counts processes and threads.
     """
 
     kind: Literal["container"] = "container"

@@ -1,0 +1,272 @@
+"""What a holder has of a member: the lease, its handle, and the heartbeats that keep it.
+
+Guarantees:
+1. While a handle is held, its lease is renewed every third of its TTL; all leases of one holder in one call.
+2. The renewals end with the release; when nothing is held, no task is left.
+3. A lease that could not be renewed for its TTL, or that the engine calls lost, is marked lost; using its
+   handle after that raises ``LeaseLost``.
+4. Releasing twice, or releasing a lost lease, is harmless.
+
+Not here: who gets which member (``pool``), and the engine's own view of leases (``engine``).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from agentfly.resources.errors import LeaseLost, ResourceError
+from agentfly.resources.spec import ResourceSpec
+
+if TYPE_CHECKING:
+    from agentfly.sandbox import SandboxClient
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_TTL = 3  # two heartbeats may be lost or late before the lease is
+CLOSE_S = 5.0  # a cancelled heartbeat ends at once; this bounds one that does not
+
+Scope = Literal["rollout", "global"]
+
+
+class LeaseInfo(BaseModel):
+    """A lease as data, fit for the wire. ``token`` opens the member for this holder alone."""
+
+    model_config = ConfigDict(frozen=True)
+
+    lease_id: str
+    pool: str
+    owner: str
+    key: str
+    member_id: str
+    incarnation: int
+    kind: str
+    address: str
+    token: str
+    ttl_s: float
+
+
+class PoolStatus(BaseModel):
+    """Counts of one pool at one moment. ``starts``, ``resets`` and ``failures`` only grow.
+
+    ``ready`` counts free members, ``reason`` is a constant of ``pool.Reason``, ``message`` is for people.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    max: int
+    min: int
+    ready: int
+    leased: int
+    starting: int
+    resetting: int
+    stopping: int
+    queued: int
+    starts: int
+    resets: int
+    failures: int
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One of several resources that are acquired together."""
+
+    pool_or_spec: str | ResourceSpec
+    key: str = "default"
+    scope: Scope = "rollout"
+
+
+class Resources(Protocol):
+    """Layer IV as the layers above see it: an engine in this process or a broker's client."""
+
+    async def acquire(
+        self,
+        pool_or_spec: str | ResourceSpec,
+        owner: str,
+        *,
+        key: str = "default",
+        scope: Scope = "rollout",
+        attempt: int = 0,
+        deadline: float = 600.0,
+    ) -> "Lease":
+        """The owner's live lease under this key, or a new one within ``deadline`` seconds.
+
+        Raises:
+            Timeout, Saturated, StartFailed, LeaseLost, SpecMismatch, PoolNotFound, Infra.
+        """
+        ...
+
+    async def acquire_many(
+        self, requests: Sequence[Request], owner: str, *, attempt: int = 0, deadline: float = 600.0
+    ) -> list["Lease"]:
+        """All of them, in the order of the requests, or none."""
+        ...
+
+    async def release(self, lease_id: str, *, dirty: bool = False) -> None:
+        """End the lease; a ``dirty`` member is not used again. Unknown leases are ignored."""
+        ...
+
+    async def release_owner(self, owner: str, *, attempt: int | None = None) -> None:
+        """End all that the owner holds or waits for; with ``attempt``, only up to that attempt."""
+        ...
+
+    async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
+        """Renew leases; False for each that is lost."""
+        ...
+
+    async def reset(self, lease_id: str) -> LeaseInfo:
+        """Make the holder's member pristine again, or replace it by one that is."""
+        ...
+
+    async def status(self) -> dict[str, PoolStatus]:
+        """The counts of each pool, by name."""
+        ...
+
+
+class Lease:
+    """The handle of a lease. Leaving its ``async with`` releases it."""
+
+    def __init__(self, info: LeaseInfo, resources: Resources, holdings: "Holdings") -> None:
+        self.info = info
+        self.lost = False
+        self._resources = resources
+        self._holdings = holdings
+        self._sandbox: SandboxClient | None = None
+
+    @property
+    def sandbox(self) -> "SandboxClient":
+        """The client of the container's daemon; its connection is kept until the release."""
+        self._require("container")
+        if self._sandbox is None:
+            from agentfly.sandbox import SandboxClient
+
+            self._sandbox = SandboxClient(self.info.address, self.info.token)
+        return self._sandbox
+
+    @property
+    def base_url(self) -> str:
+        """The address of the model service."""
+        self._require("model-service")
+        return self.info.address
+
+    async def reset(self) -> None:
+        """Make the member pristine; ``info`` and ``sandbox`` are new ones afterwards."""
+        info = await self._resources.reset(self.info.lease_id)
+        await self._close_sandbox()
+        self.info = info
+
+    async def release(self, *, dirty: bool = False) -> None:
+        """Give the member back. Does not raise if the other side is gone: there the TTL ends the lease."""
+        self._holdings.drop(self.info.lease_id)
+        try:
+            await self._close_sandbox()
+        finally:
+            try:
+                await self._resources.release(self.info.lease_id, dirty=dirty)
+            except ResourceError as error:
+                logger.warning("lease %s: not released, its TTL will: %s", self.info.lease_id, error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+    def _require(self, kind: str) -> None:
+        if self.info.kind != kind:
+            raise ResourceError(f"lease of pool {self.info.pool}: is a {self.info.kind}, not a {kind}")
+        if self.lost:
+            raise LeaseLost(
+                f"lease of pool {self.info.pool}: member {self.info.member_id} is gone",
+                incarnation=self.info.incarnation,
+            )
+
+    async def _close_sandbox(self) -> None:
+        client, self._sandbox = self._sandbox, None
+        if client is not None:
+            await client.close()
+
+
+class Holdings:
+    """The handles that one holder has, and the one task that renews their leases."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._leases: dict[str, Lease] = {}
+        self._renewed: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def hold(self, info: LeaseInfo) -> Lease:
+        """The handle of this lease: the same object for as long as it is held."""
+        loop = asyncio.get_running_loop()
+        lease = self._leases.get(info.lease_id)
+        if lease is None:
+            lease = self._leases[info.lease_id] = Lease(info, self._resources, self)
+            self._renewed[info.lease_id] = loop.time()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._changed = asyncio.Event()  # belongs to the loop of the task that waits for it
+            self._task = loop.create_task(self._beat(), name="agentfly-heartbeat")
+        self._changed.set()
+        return lease
+
+    def drop(self, lease_id: str) -> None:
+        """Stop renewing a lease. Unknown leases are ignored."""
+        self._renewed.pop(lease_id, None)
+        if self._leases.pop(lease_id, None) is not None:
+            self._changed.set()
+
+    def held(self) -> list[Lease]:
+        """Every handle that is held now."""
+        return list(self._leases.values())
+
+    async def close(self) -> None:
+        """Stop renewing everything."""
+        self._leases.clear()
+        self._renewed.clear()
+        self._changed.set()
+        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=CLOSE_S)
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while self._leases:
+            due = began + min(lease.info.ttl_s for lease in self._leases.values()) / BEATS_PER_TTL
+            if loop.time() >= due:
+                began = loop.time()
+                await self._renew(loop)
+                continue
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._changed.wait()
+
+    async def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
+        began = loop.time()
+        asked = list(self._leases)
+        try:
+            alive = await self._resources.heartbeat(asked)
+        except ResourceError as error:
+            logger.warning("heartbeat of %d leases failed: %s", len(asked), error)
+            alive = {}
+        for lease_id in asked:
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                continue  # released while the renewal was on its way
+            if alive.get(lease_id):
+                self._renewed[lease_id] = began
+            expired = loop.time() - self._renewed[lease_id] >= lease.info.ttl_s
+            if expired or alive.get(lease_id) is False:
+                lease.lost = True
+                self.drop(lease_id)
