@@ -1,0 +1,262 @@
+"""vLLM servers as members: one ``vllm serve`` on this machine for each.
+
+Guarantees (beside those of every runner, see ``base``):
+1. A member was seen to answer a real request before it is handed out.
+2. A start that fails says why in one line and gives the end of the server's log.
+3. A server ends with the process that started it, whatever ends that.
+4. A port that somebody took between choosing and using it costs another try, not a failed start.
+5. Servers listen on the loopback only: the endpoints that change weights have no other protection.
+
+``reset`` aborts what runs and drops cached prefixes; the weights stay as they are.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agentfly.errors import AgentflyError
+from agentfly.resources.errors import LeaseLost, StartFailed
+from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.guard import find_bubblewrap, guarded
+from agentfly.resources.spec import ModelServiceSpec, ResourceSpec
+
+logger = logging.getLogger(__name__)
+
+_PORT_TRIES = 3
+_POLL_S = 0.2
+_REQUEST_TIMEOUT_S = 10.0
+_FIRST_REQUEST_TIMEOUT_S = 60.0  # the first forward pass of a large model on a CPU
+_STOP_TIMEOUT_S = 10.0
+_LOG_TAIL_BYTES = 4000
+_MIN_KV_CACHE = 64 << 20
+_MAX_KV_CACHE = 4 << 30
+
+
+@dataclass
+class _Server:
+    process: asyncio.subprocess.Process
+    log: Path
+
+
+class ModelServiceRunner:
+    """Starts vLLM from the environment of ``python``; logs go to ``run_dir/logs/<member>.log``."""
+
+    kind = "model-service"
+
+    def __init__(self, python: Path, run_dir: Path, *, start_timeout_s: float = 300.0) -> None:
+        self._python = python
+        self._logs = run_dir / "logs"
+        self._start_timeout_s = start_timeout_s
+
+    def check(self) -> str | None:
+        """See ``Runner.check``."""
+        if not self._python.exists():
+            return f"{self._python}: no Python interpreter; agentfly env inference builds it"
+        try:
+            find_bubblewrap()
+        except AgentflyError as error:
+            return error.render()
+        return None
+
+    async def start(self, spec: ResourceSpec, member_id: str) -> Member:
+        """See ``Runner.start``. Takes half a minute on a CPU, minutes for a large model."""
+        assert isinstance(spec, ModelServiceSpec)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        log = self._logs / f"{member_id}.log"
+        for attempt in range(1, _PORT_TRIES + 1):
+            port = free_port()
+            server = await self._launch(spec, port, log)
+            try:
+                async with asyncio.timeout(self._start_timeout_s):
+                    await self._wait_ready(server, port)
+                return Member(member_id, spec, 1, f"http://127.0.0.1:{port}", handle=server)
+            except TimeoutError:
+                await _kill(server.process)
+                raise _failed(member_id, f"not ready within {self._start_timeout_s:.0f} s", log) from None
+            except _ExitedError as ended:
+                if "address already in use" not in _tail(log).lower() or attempt == _PORT_TRIES:
+                    raise _failed(member_id, f"exited with {ended.code} before it was ready", log) from None
+                logger.warning("%s: port %d was taken, trying another", member_id, port)
+            except BaseException:
+                await _kill(server.process)
+                raise
+        raise AssertionError("unreachable")
+
+    async def probe(self, member: Member) -> bool:
+        """See ``Runner.probe``."""
+        if _server(member).process.returncode is not None:
+            return False
+        try:
+            return await _call("GET", f"{member.address}/health") == 200
+        except aiohttp.ClientConnectionError:
+            return False
+        except TimeoutError:
+            return True
+
+    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+        """See ``Runner.lease``. Many hold a server at once; a lease is lost with the process, not by time."""
+        if (code := _server(member).process.returncode) is not None:
+            raise LeaseLost(
+                f"{member.id}: the server exited with {code}: {_last_line(_server(member).log)}",
+                incarnation=member.incarnation,
+            )
+
+    async def reset(self, member: Member) -> Member | None:
+        """See ``Runner.reset``."""
+        try:
+            for path in ("abort_requests", "reset_prefix_cache"):
+                status = await _call("POST", f"{member.address}/{path}", {})
+                if status != 200:
+                    logger.warning("%s: %s answered %d", member.id, path, status)
+                    return None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            logger.warning("%s: reset: %s", member.id, error or type(error).__name__)
+            return None
+        member.incarnation += 1
+        return member
+
+    async def stop(self, member: Member) -> None:
+        """See ``Runner.stop``."""
+        await _kill(_server(member).process)
+
+    async def _launch(self, spec: ModelServiceSpec, port: int, log: Path) -> _Server:
+        command = guarded(serve_command(self._python, spec, port, model_config(spec.model)))
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=serve_environment(spec, os.environ),
+                start_new_session=True,  # a Ctrl-C is for the owner, which stops its servers in order
+            )
+        return _Server(process, log)
+
+    async def _wait_ready(self, server: _Server, port: int) -> None:
+        url = f"http://127.0.0.1:{port}"
+        while True:
+            if server.process.returncode is not None:
+                raise _ExitedError(server.process.returncode)
+            with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
+                if await _call("GET", f"{url}/health") == 200:
+                    break
+            await asyncio.sleep(_POLL_S)
+        body = {"token_ids": [1], "sampling_params": {"max_tokens": 1, "logprobs": 0}, "stream": False}
+        status = await _call("POST", f"{url}/inference/v1/generate", body, _FIRST_REQUEST_TIMEOUT_S)
+        if status != 200:
+            await _kill(server.process)
+            raise _ExitedError(server.process.returncode or status)
+
+
+class _ExitedError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def serve_command(
+    python: Path, spec: ModelServiceSpec, port: int, config: Mapping[str, Any] | None
+) -> list[str]:
+    """The command line of one server; ``config`` is the content of the model's config.json, if it is here."""
+    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", spec.model]
+    command += ["--served-model-name", spec.served_model_name, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs)]
+    command += ["--dtype", spec.dtype, "--enable-scale-out", "--disable-uvicorn-access-log"]
+    # What the trainer recomputes is the distribution after the temperature, under no rule of the model's own.
+    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    if spec.gpus:
+        command += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    else:
+        command.append("--enforce-eager")
+        if config is not None:
+            command += ["--kv-cache-memory-bytes", str(kv_cache_bytes(config, spec))]
+    return [*command, *spec.args]
+
+
+def kv_cache_bytes(config: Mapping[str, Any], spec: ModelServiceSpec) -> int:
+    """Bytes of key-value cache for ``max_num_seqs`` sequences of full length, between 64 MiB and 4 GiB."""
+    heads = int(config.get("num_attention_heads") or 1)
+    head_size = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    layers = int(config.get("num_hidden_layers") or 1)
+    per_token = 2 * layers * kv_heads * head_size * 4  # keys and values, at most 4 bytes each
+    return min(max(per_token * spec.max_model_len * spec.max_num_seqs, _MIN_KV_CACHE), _MAX_KV_CACHE)
+
+
+def model_config(model: str) -> dict[str, Any] | None:
+    """The config.json of a model directory; None for a model that is not a directory here."""
+    path = Path(model) / "config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+def serve_environment(spec: ModelServiceSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """``base`` without what would lead the server into another Python, plus vLLM's switches."""
+    environment = {k: v for k, v in base.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
+    environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if not spec.gpus:
+        # Requests with log-probabilities compile C++ on first use; without a compiler the engine dies of it.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
+    if Path(spec.model).is_dir():
+        environment["HF_HUB_OFFLINE"] = "1"
+    return environment
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _call(method: str, url: str, body: object = None, timeout: float = _REQUEST_TIMEOUT_S) -> int:
+    async with (
+        asyncio.timeout(timeout),
+        aiohttp.ClientSession() as session,
+        session.request(method, url, json=body) as response,
+    ):
+        await response.read()
+        return response.status
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        logger.error("process %d does not end after SIGKILL", process.pid)
+
+
+def _server(member: Member) -> _Server:
+    assert isinstance(member.handle, _Server)
+    return member.handle
+
+
+def _failed(member_id: str, what: str, log: Path) -> StartFailed:
+    reason = f"{what}: {_last_line(log)}"
+    return StartFailed(
+        f"{member_id}: {reason}", reason=reason, hints=[f"read {log}", f"it ends with:\n{_tail(log)}"]
+    )
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+        return handle.read().decode(errors="replace").strip()
+
+
+def _last_line(log: Path) -> str:
+    """The last line that names an error, else the last line."""
+    lines = _tail(log).splitlines() or ["(no output)"]
+    return next((line for line in reversed(lines) if "Error" in line), lines[-1]).strip()[-300:]
