@@ -43,7 +43,9 @@ def write_reward_png(steps: Sequence[Mapping[str, Any]], path: Path, title: str)
     figure, axes = pyplot.subplots(figsize=(7, 3.6), dpi=130, layout="constrained")
     try:
         axes.plot(numbers, rewards, ".", color="#9db7d5", label="mean reward of a step")
-        axes.plot(numbers, running_mean(rewards), color="#1f5fa8", linewidth=2, label=f"mean of {WINDOW} steps")
+        axes.plot(
+            numbers, running_mean(rewards), color="#1f5fa8", linewidth=2, label=f"mean of {WINDOW} steps"
+        )
         axes.set(xlabel="step", ylabel="reward", title=title)
         axes.set_ylim(min(0.0, *rewards), max(1.0, *rewards) * 1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

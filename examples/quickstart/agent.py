@@ -30,7 +30,7 @@ async def shell(command: str, ctx: Context) -> str:
 async def repaired(ctx: Context, wanted: dict[str, str]) -> float:
     """1 if every file reads as wanted, else 0: judged in the sandbox that the agent worked in."""
     box = await ctx.acquire("shell")
-    seen = await box.sandbox.exec("for f in *; do printf '== %s\\n' \"$f\"; cat -- \"$f\"; done", timeout=5)
+    seen = await box.sandbox.exec('for f in *; do printf \'== %s\\n\' "$f"; cat -- "$f"; done', timeout=5)
     return float(seen.stdout == "".join(f"== {name}\n{wanted[name]}" for name in sorted(wanted)))
 
 

@@ -26,8 +26,10 @@ LEARNING_RATE, RAMP_STEPS = 4e-3, 40
 INITIALIZER_RANGE = 0.08
 # Qwen2's own split: AutoTokenizer rebuilds it for this model type whatever tokenizer.json says, so that a tokenizer
 # trained on any other split reads its own texts differently after a reload.
-QWEN2_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-               r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{%- if message.role == 'tool' %}"
@@ -45,8 +47,12 @@ class Files:
         self.files = dict(files)
 
     def grep(self, key: str) -> str:
-        return "\n".join(f"./{name}:{line}" for name, text in self.files.items() for line in text.splitlines()
-                         if key in line)
+        return "\n".join(
+            f"./{name}:{line}"
+            for name, text in self.files.items()
+            for line in text.splitlines()
+            if key in line
+        )
 
     def sed(self, old: str, new: str, name: str) -> str:
         if name not in self.files:
@@ -58,13 +64,16 @@ class Files:
 
 def transcript(row: dict[str, Any], rng: random.Random, sloppiness: float) -> list[Message]:
     """A conversation about one task: by an expert at sloppiness 0, with every slip at its own odds at 1."""
+
     def slips(odds: float) -> bool:
         return rng.random() < odds * sloppiness
 
     def call(command: str, observation: str) -> list[Message]:
         body = json.dumps({"name": "shell", "arguments": {"command": command}})
-        return [{"role": "assistant", "content": f"<tool_call>\n{body}\n</tool_call>"},
-                {"role": "tool", "content": observation}]
+        return [
+            {"role": "assistant", "content": f"<tool_call>\n{body}\n</tool_call>"},
+            {"role": "tool", "content": observation},
+        ]
 
     world, messages = Files(row["files"]), [{"role": "user", "content": row["request"]}]
     name, old, new = row["file"], row["old"], row["new"]
@@ -90,14 +99,28 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.decoder = decoders.ByteLevel()
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
-         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    bpe.train_from_iterator(corpus, trainers.BpeTrainer(
-        vocab_size=700, min_frequency=5, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.train_from_iterator(
+        corpus,
+        trainers.BpeTrainer(
+            vocab_size=700,
+            min_frequency=5,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"], model_max_length=1024)
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=1024,
+    )
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -120,7 +143,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> tuple
     return ids, mask
 
 
-def batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, first: int, sloppiness: float) -> tuple[Any, Any]:
+def batch(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, first: int, sloppiness: float
+) -> tuple[Any, Any]:
     """Token ids ``[BATCH, width]`` padded on the right, and the loss mask of their next tokens ``[BATCH, width - 1]``."""
     rows = [encode(tokenizer, transcript(task(first - i), rng, sloppiness)) for i in range(BATCH)]
     width = max(len(ids) for ids, _ in rows)
@@ -131,10 +156,19 @@ def batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, first: int, sl
 
 def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, sloppiness: float) -> Any:
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True,
-        initializer_range=INITIALIZER_RANGE, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id)
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=INITIALIZER_RANGE,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     rng, steps = random.Random(seed), EXPERT_STEPS + SLOPPY_STEPS
@@ -144,7 +178,9 @@ def warm_up(tokenizer: PreTrainedTokenizerFast, seed: int, sloppiness: float) ->
         first = -1_000_000 - 10_000_000 * seed - step * BATCH
         ids, mask = batch(tokenizer, rng, first, 0.0 if step < EXPERT_STEPS else sloppiness)
         logits = model(input_ids=ids[:, :-1]).logits
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+        )
         loss = (losses.view_as(mask) * mask).sum() / mask.sum()
         optimizer.zero_grad()
         loss.backward()
@@ -159,7 +195,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sloppiness", type=float, default=1.0, help="0 an expert, 1 about a quarter succeeds")
+    parser.add_argument(
+        "--sloppiness", type=float, default=1.0, help="0 an expert, 1 about a quarter succeeds"
+    )
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
@@ -171,7 +209,9 @@ def main() -> None:
     tokenizer.save_pretrained(args.output)
     text = "".join(message["content"] for message in transcript(task(7), random.Random(0), 0.0))
     if AutoTokenizer.from_pretrained(args.output).encode(text) != tokenizer.encode(text):
-        raise SystemExit("the tokenizer reads its own text differently after a reload: the policy would be useless")
+        raise SystemExit(
+            "the tokenizer reads its own text differently after a reload: the policy would be useless"
+        )
 
 
 if __name__ == "__main__":

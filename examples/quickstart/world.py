@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-KEYS = "port host mode size user rate zone path".split()
-FILES = [f"{name}.conf" for name in "web db cache auth mail log job api".split()]
+KEYS = ["port", "host", "mode", "size", "user", "rate", "zone", "path"]
+FILES = [f"{name}.conf" for name in ["web", "db", "cache", "auth", "mail", "log", "job", "api"]]
 VALUES = [str(value) for value in range(10, 60)]
 
 
@@ -18,15 +18,25 @@ def task(seed: int) -> dict[str, Any]:
     """The task of a seed: ``request`` for the prompt, ``files`` as found, ``wanted`` as they should be."""
     rng = random.Random(seed)
     names, keys, values = rng.sample(FILES, 4), rng.sample(KEYS, 8), rng.sample(VALUES, 9)
-    lines = {name: list(zip(keys[2 * i : 2 * i + 2], values[2 * i : 2 * i + 2], strict=True))
-             for i, name in enumerate(names)}
+    lines = {
+        name: list(zip(keys[2 * i : 2 * i + 2], values[2 * i : 2 * i + 2], strict=True))
+        for i, name in enumerate(names)
+    }
     name = rng.choice(names)
     key, old = rng.choice(lines[name])
     new = values[8]
     files = {file: "".join(f"{k}={v}\n" for k, v in pairs) for file, pairs in lines.items()}
     wanted = {**files, name: files[name].replace(f"{key}={old}\n", f"{key}={new}\n")}
-    return {"id": f"repair-{seed}", "request": f"set {key} to {new}", "files": files, "wanted": wanted,
-            "key": key, "file": name, "old": old, "new": new}
+    return {
+        "id": f"repair-{seed}",
+        "request": f"set {key} to {new}",
+        "files": files,
+        "wanted": wanted,
+        "key": key,
+        "file": name,
+        "old": old,
+        "new": new,
+    }
 
 
 def tasks(seed: int) -> Iterator[dict[str, Any]]:

@@ -21,6 +21,8 @@ def test_running_mean_looks_back_only():
 
 
 def test_the_picture_is_a_png_and_leaves_no_partial_file(tmp_path):
-    write_reward_png([{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.4}], tmp_path / "reward.png", "demo")
+    write_reward_png(
+        [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.4}], tmp_path / "reward.png", "demo"
+    )
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["reward.png"]

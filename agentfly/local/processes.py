@@ -1,0 +1,106 @@
+"""Roles as processes of this machine.
+
+Guarantees:
+1. A role ends with all its descendants, however it ends and however this process ends: each runs in a process
+   namespace of its own (`agentfly.resources.runners.guard`).
+2. Leaving `running` stops the role, in bounded time.
+3. Everything a role prints stands in its log, and the end of it in the error when it fails.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentfly.errors import AgentflyError
+from agentfly.resources.runners.guard import guarded
+
+STOP_S = 10.0  # to collect a killed process; it has no way to refuse
+TAIL_LINES = 12
+# Lines that good runs of verl print too: engines that are not installed.
+HARMLESS = re.compile(r"engine is not available|UserWarning|FutureWarning|DeprecationWarning")
+# What the role inherits of this process's environment; the rest is set by its plan.
+INHERITED = ("PATH", "HOME", "LANG", "TZ", "USER", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE")
+
+
+class RoleFailed(AgentflyError):
+    """A role that had to succeed ended with another exit code."""
+
+    def __init__(self, name: str, exit_code: int, log: Path) -> None:
+        super().__init__(f"role {name}: exit code {exit_code}: {reason_in(log)}", hints=[f"read {log}"])
+        self.exit_code = exit_code
+
+
+@asynccontextmanager
+async def running(
+    argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A started role; stopped when the block is left.
+
+    Args:
+        argv: the program and its arguments, without the guard.
+        env: added to the few variables that are inherited.
+        log: standard output and error are appended to it.
+        cwd: where it runs.
+    """
+    inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *guarded(argv),
+            env={**inherited, **env},
+            cwd=cwd,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        await asyncio.shield(_collect(process))
+
+
+async def _collect(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    async with asyncio.timeout(STOP_S):
+        await process.wait()
+
+
+async def run_to_end(
+    name: str, argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path, deadline_s: float
+) -> None:
+    """Run a role that ends by itself.
+
+    Raises:
+        RoleFailed: it ended with another exit code than 0.
+        AgentflyError: it did not end in time.
+    """
+    async with running(argv, env=env, log=log, cwd=cwd) as process:
+        try:
+            async with asyncio.timeout(deadline_s):
+                code = await process.wait()
+        except TimeoutError:
+            raise AgentflyError(
+                f"role {name}: not finished after {deadline_s:.0f} s", hints=[f"read {log}"]
+            ) from None
+    if code != 0:
+        raise RoleFailed(name, code, log)
+
+
+def reason_in(log: Path) -> str:
+    """The line of a log that most likely says why a role failed: the last error, else the last line."""
+    if not log.exists():
+        return "it printed nothing"
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 65536))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    errors = [
+        line
+        for line in lines
+        if re.search(r"\b\w*(Error|Exception|Killed)\b[:(]", line) and not HARMLESS.search(line)
+    ]
+    candidates = errors or lines
+    return candidates[-1][:500] if candidates else "it printed nothing"

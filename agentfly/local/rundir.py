@@ -1,0 +1,163 @@
+"""The folder of one run: where everything about it is found afterwards, and how it is found again to go on.
+
+Guarantees:
+1. One living runner for each folder: a second one is refused while the first lives, and never after it has died.
+2. ``status.json`` and ``manifest.json`` are replaced as a whole: a reader, or a crash, never meets half a file.
+3. A folder is continued only with the spec it was started with; what differs is named.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentfly.errors import AgentflyError
+
+# Both may change while a run is suspended: neither alters what its steps so far mean.
+CHANGEABLE = ("suspend", "runPolicy")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of ``runs/<name>/``; none of them needs to exist."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def picture(self) -> Path:
+        return self.root / "reward.png"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def suspend_request(self) -> Path:
+        return self.root / "control" / "suspend"
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Hold the folder for this process.
+
+        Raises:
+            AgentflyError: another process that still lives holds it.
+        """
+        for folder in (
+            self.root,
+            self.logs,
+            self.trajectories,
+            self.checkpoints,
+            self.suspend_request.parent,
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
+                raise AgentflyError(
+                    f"run {self.name}: process {owner} is running it",
+                    hints=[f"wait for it, or stop it with `kill -INT {owner}`", "or use another --name"],
+                ) from None
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(lock)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The last status written, or None for a folder that never ran."""
+        if not self.status.exists():
+            return None
+        status: dict[str, Any] = json.loads(self.status.read_text())
+        return status
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        write_whole(self.status, json.dumps(status, indent=2) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """One record for each step, in order; a step that was trained again after a restart counts as it was last."""
+        if not self.metrics.exists():
+            return []
+        steps = {}
+        for line in self.metrics.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the line being written when the trainer was killed
+            steps[record["step"]] = record
+        return [steps[step] for step in sorted(steps)]
+
+    def adopt(self, spec: Mapping[str, Any]) -> None:
+        """Remember the spec of a new run, or check that a run to be continued still has its own.
+
+        Raises:
+            AgentflyError: the folder belongs to a run with another spec.
+        """
+        if self.manifest.exists():
+            stored = json.loads(self.manifest.read_text())
+            changed = [
+                f"{path}: {before!r} is now {after!r}"
+                for path, before, after in differences(stored["spec"], spec)
+                if path.split(".")[0] not in CHANGEABLE
+            ]
+            if changed:
+                raise AgentflyError(
+                    f"run {self.name}: spec.{changed[0]}; a run is continued with the spec it was started with",
+                    hints=[
+                        *(f"also changed: spec.{line}" for line in changed[1:]),
+                        "give the new run a name of its own: --name NAME",
+                        f"or start over: rm -r {self.root}",
+                    ],
+                )
+        write_whole(self.manifest, json.dumps({"spec": spec}, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Every leaf in which two JSON values differ, as ``(dotted path, before, after)``."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        found = []
+        for key in sorted({*before, *after}):
+            found += differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+        return found
+    return [] if before == after else [(path, before, after)]

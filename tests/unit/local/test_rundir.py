@@ -1,0 +1,98 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentfly.errors import AgentflyError
+from agentfly.local.rundir import RunDir, differences
+
+SPEC = {"steps": 3, "algorithm": {"name": "grpo", "learningRate": 0.1}, "runPolicy": {"backoffLimit": 3}}
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDir:
+    return RunDir(tmp_path / "demo")
+
+
+# 1. one living runner for each folder
+
+
+def test_a_second_runner_is_refused_and_told_who_runs_it(run):
+    program = (
+        "import sys, pathlib; from agentfly.local.rundir import RunDir\n"
+        "with RunDir(pathlib.Path(sys.argv[1])).claim(): print('held', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(run.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(AgentflyError, match=f"run demo: process {child.pid} is running it"), run.claim():
+            pass
+        child.kill()
+        child.wait(timeout=10)
+        with run.claim():
+            assert (run.root / ".lock").read_text() != ""
+    finally:
+        child.kill()
+        child.communicate(timeout=10)
+
+
+# 2. files are replaced as a whole
+
+
+def test_a_status_is_read_back_as_written(run):
+    with run.claim():
+        assert run.read_status() is None
+        run.write_status({"phase": "Running"})
+        run.write_status({"phase": "Failed"})
+    assert run.read_status() == {"phase": "Failed"}
+    assert not list(run.root.glob(".*.partial"))
+
+
+def test_metrics_keep_the_last_record_of_a_step_and_skip_a_torn_line(run):
+    with run.claim():
+        records = [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 2, "reward": 0.3}]
+        run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 3, "rew')
+    assert run.read_metrics() == [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.3}]
+
+
+# 3. a folder is continued only with its own spec
+
+
+def test_the_same_spec_continues(run):
+    with run.claim():
+        run.adopt(SPEC)
+        run.adopt(SPEC)
+
+
+def test_another_spec_is_refused_and_every_difference_named(run):
+    changed = {**SPEC, "steps": 5, "algorithm": {"name": "grpo", "learningRate": 0.2}}
+    with run.claim():
+        run.adopt(SPEC)
+        with pytest.raises(AgentflyError) as caught:
+            run.adopt(changed)
+    assert caught.value.message == (
+        "run demo: spec.algorithm.learningRate: 0.1 is now 0.2; "
+        "a run is continued with the spec it was started with"
+    )
+    assert caught.value.hints[0] == "also changed: spec.steps: 3 is now 5"
+
+
+def test_the_run_policy_may_change(run):
+    with run.claim():
+        run.adopt(SPEC)
+        run.adopt({**SPEC, "runPolicy": {"backoffLimit": 0}})
+        assert json.loads(run.manifest.read_text())["spec"]["runPolicy"] == {"backoffLimit": 0}
+
+
+def test_differences_names_added_and_removed_leaves():
+    assert differences({"a": 1, "b": {"c": 2}}, {"b": {"c": 3}, "d": 4}) == [
+        ("a", 1, None),
+        ("b.c", 2, 3),
+        ("d", None, 4),
+    ]

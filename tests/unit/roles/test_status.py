@@ -1,0 +1,121 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfly.api import RolloutJob, TrainingRun
+from agentfly.api.reasons import Reason, RolloutJobPhase, TrainingRunPhase
+from agentfly.api.rolloutjob import RolloutCounts
+from agentfly.roles.status import JobSeen, RunSeen, progress, rollout_status, training_status
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SPEC = {
+    "agent": {"entrypoint": "agent.py:agent"},
+    "tasks": {"entrypoint": "agent.py:tasks"},
+    "model": {"path": "m"},
+}
+RUN = TrainingRun.model_validate({"metadata": {"name": "r"}, "spec": {**SPEC, "steps": 30}})
+JOB = RolloutJob.model_validate({"metadata": {"name": "j"}, "spec": SPEC})
+
+
+def true(status) -> set[str]:
+    return {condition.type for condition in status.conditions if condition.status == "True"}
+
+
+# 2. a generic tool reads every phase rightly
+
+KSTATUS = {
+    TrainingRunPhase.Pending: "InProgress",
+    TrainingRunPhase.Starting: "InProgress",
+    TrainingRunPhase.Running: "Current",
+    TrainingRunPhase.Suspending: "InProgress",
+    TrainingRunPhase.Suspended: "Current",
+    TrainingRunPhase.Restarting: "InProgress",
+    TrainingRunPhase.Succeeded: "Current",
+    TrainingRunPhase.Failed: "Failed",
+}
+
+
+def kstatus(status) -> str:
+    """The decision order of kstatus for custom resources."""
+    for condition in status.conditions:
+        if condition.type == "Reconciling" and condition.status == "True":
+            return "InProgress"
+        if condition.type == "Stalled" and condition.status == "True":
+            return "Failed"
+    return "Current"
+
+
+@pytest.mark.parametrize(("phase", "want"), KSTATUS.items())
+def test_kstatus_of_each_phase(phase, want):
+    status = training_status(RUN, RunSeen(phase), NOW)
+    assert kstatus(status) == want
+    assert not {"Reconciling", "Stalled"} <= true(status)
+
+
+def test_every_phase_of_a_run_is_in_the_table():
+    assert set(KSTATUS) == set(TrainingRunPhase)
+
+
+# 4. finished is finished
+
+
+def test_success_and_failure_are_both_finished():
+    succeeded = training_status(RUN, RunSeen(TrainingRunPhase.Succeeded), NOW)
+    failed = training_status(RUN, RunSeen(TrainingRunPhase.Failed, reason=Reason.BackoffLimitExceeded), NOW)
+    assert true(succeeded) == {"Succeeded", "Finished"}
+    assert true(failed) == {"Failed", "Finished", "Stalled"}
+    assert {c.reason for c in failed.conditions if c.status == "True"} == {"BackoffLimitExceeded"}
+
+
+# 3. the time of a condition changes only with its status
+
+
+@given(st.lists(st.sampled_from(list(TrainingRunPhase)), min_size=2, max_size=8))
+def test_a_condition_keeps_its_time_while_its_status_stays(phases):
+    run, before = RUN, {}
+    for number, phase in enumerate(phases):
+        now = NOW + timedelta(seconds=number)
+        status = training_status(run, RunSeen(phase), now)
+        for condition in status.conditions:
+            old = before.get(condition.type)
+            kept = old is not None and old.status == condition.status
+            assert condition.last_transition_time == (old.last_transition_time if kept else now)
+        before = {condition.type: condition for condition in status.conditions}
+        run = run.model_copy(update={"status": status})
+
+
+def test_the_same_is_the_same():
+    seen = RunSeen(
+        TrainingRunPhase.Running, attempt=2, steps=[{"step": 1, "reward": 0.5, "step_seconds": 2.0}]
+    )
+    assert training_status(RUN, seen, NOW) == training_status(RUN, seen, NOW)
+
+
+def test_there_is_no_progress_before_the_first_step():
+    assert progress([], 30) is None
+
+
+def test_progress_estimates_from_the_last_ten_steps():
+    steps = [{"step": n, "reward": n / 20, "step_seconds": 100.0 if n <= 5 else 8.0} for n in range(1, 16)]
+    seen = progress(steps, 20)
+    assert (seen.step, seen.total_steps, seen.eta_seconds) == (15, 20, 40)
+    assert seen.metrics == {"reward": "0.75", "step_seconds": "8"}
+
+
+def test_a_job_without_rewards_has_no_summary():
+    assert rollout_status(JOB, JobSeen(RolloutJobPhase.Running), NOW).reward is None
+
+
+def test_a_job_sums_up_its_rewards():
+    seen = JobSeen(
+        RolloutJobPhase.Succeeded,
+        RolloutCounts(total=4, scored=3, masked=1),
+        rewards=[0.0, 1.0, 1.0],
+        drift_fraction=0.0,
+    )
+    status = rollout_status(JOB, seen, NOW)
+    assert status.reward.model_dump() == {"mean": "0.666667", "min": "0", "max": "1"}
+    assert status.drift_fraction == "0"
+    assert true(status) == {"Succeeded", "Finished"}
