@@ -1,6 +1,6 @@
 """The three kinds of group agentfly.dev/v1alpha1: the one source of CRDs, command line, operator and docs.
 
-`crd` makes CustomResourceDefinitions of the models, `load` reads manifests, `reasons` has the words of status.
+`crd` makes CustomResourceDefinitions of the models, `load` reads manifests, `reasons` names what status says.
 """
 
 from agentfly.api.base import API_VERSION, GROUP, VERSION, Condition, Metadata, decimal

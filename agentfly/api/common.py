@@ -148,7 +148,7 @@ class Rollout(ApiModel):
     timeouts: Timeouts = Field(
         default=Timeouts(), description="Deadlines inside one rollout. Absent: their defaults."
     )
-    max_infra_retries: Int = Field(
+    max_infra_retries: int = Field(
         default=1,
         ge=0,
         le=100,
@@ -182,8 +182,8 @@ class Rollout(ApiModel):
 class Inference(ApiModel):
     """The vLLM servers that sample from the policy."""
 
-    replicas: Int = Field(default=1, ge=1, le=1024, description="Servers. Default 1.")
-    gpus: Int = Field(
+    replicas: int = Field(default=1, ge=1, le=1024, description="Servers. Default 1.")
+    gpus: int = Field(
         default=0, ge=0, le=64, description="GPUs of each server; 0 runs on the CPU. Default 0."
     )
     max_num_seqs: Int = Field(default=64, ge=1, description="Sequences that one server batches. Default 64.")

@@ -13,7 +13,6 @@ from agentfly.api.base import ApiModel, Args, Conditions, Int, Rule, immutable
 from agentfly.api.common import ApiObject, DType
 from agentfly.api.quantity import Cpu, Memory
 
-ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PoolType = Literal["Container", "ModelService"]
 
 
@@ -75,10 +74,10 @@ class ModelService(ApiModel):
     dtype: DType = Field(
         default="auto", description="Type of weights and activations. Default auto: as in the model."
     )
-    tensor_parallel: Int = Field(
+    tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="Devices that share one copy. Default 1."
     )
-    gpus: Int = Field(
+    gpus: int = Field(
         default=0, ge=0, le=64, description="GPUs of each member; 0 runs on the CPU. Default 0."
     )
     args: Args = Field(
@@ -122,7 +121,7 @@ class Queue(ApiModel):
 class LeasePolicy(ApiModel):
     """The hold on a member."""
 
-    ttl_seconds: Int = Field(
+    ttl_seconds: int = Field(
         default=30,
         ge=3,
         le=86400,

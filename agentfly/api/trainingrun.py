@@ -41,7 +41,7 @@ class Algorithm(ApiModel):
 class Trainer(ApiModel):
     """The processes that update the policy."""
 
-    gpus_per_node: Int = Field(
+    gpus_per_node: int = Field(
         default=0, ge=0, le=64, description="GPUs; 0 trains on the CPU (gloo). Default 0."
     )
     micro_batch_size: Int = Field(

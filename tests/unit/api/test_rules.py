@@ -1,0 +1,195 @@
+"""Every cross-field rule accepts and refuses the same in CEL and in Python."""
+
+from typing import Any
+
+import pytest
+
+from agentfly.api import crd
+from tests.unit.api.worlds import KINDS, OBJECTS, made, model_refusals, server_refusals, walk
+
+SERVICE: dict[str, Any] = {
+    "type": "ModelService",
+    "container": None,
+    "modelService": {"model": "m", "maxModelLen": 1024},
+}
+TIMEOUTS = "spec.rollout.timeouts"
+
+REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "min above max": ("ResourcePool", {"capacity.min": 5}, ["spec.capacity.max: max is less than min"]),
+    "a Container pool without its arm": (
+        "ResourcePool",
+        {"container": None},
+        ["spec.container: container is required when type is Container"],
+    ),
+    "a Container pool with both arms": (
+        "ResourcePool",
+        {"modelService": SERVICE["modelService"]},
+        ["spec.modelService: modelService is allowed only when type is ModelService"],
+    ),
+    "a ModelService pool with the wrong arm": (
+        "ResourcePool",
+        {"type": "ModelService"},
+        [
+            "spec.container: container is allowed only when type is Container",
+            "spec.modelService: modelService is required when type is ModelService",
+        ],
+    ),
+    "tensor parallelism above the GPUs": (
+        "ResourcePool",
+        {**SERVICE, "modelService.gpus": 1, "modelService.tensorParallel": 2},
+        ["spec.modelService.tensorParallel: tensorParallel is more than gpus"],
+    ),
+    "tasks from two places": (
+        "TrainingRun",
+        {"tasks.path": "t.jsonl"},
+        ["spec.tasks: exactly one of entrypoint and path must be set"],
+    ),
+    "tasks from nowhere": (
+        "RolloutJob",
+        {"tasks.path": None},
+        ["spec.tasks: exactly one of entrypoint and path must be set"],
+    ),
+    "no model": ("TrainingRun", {"model.build": None}, ["spec.model: one of path and build must be set"]),
+    "a call longer than its turn": (
+        "TrainingRun",
+        {"rollout.timeouts.callSeconds": 121},
+        [f"{TIMEOUTS}.callSeconds: callSeconds is more than turnSeconds"],
+    ),
+    "a turn longer than its rollout": (
+        "RolloutJob",
+        {"rollout.timeouts.turnSeconds": 601},
+        [f"{TIMEOUTS}.turnSeconds: turnSeconds is more than rolloutSeconds"],
+    ),
+    "a prompt that fills the context": (
+        "TrainingRun",
+        {"rollout.maxPromptTokens": 4096},
+        ["spec.rollout.maxPromptTokens: maxPromptTokens leaves no room below maxContextTokens"],
+    ),
+    "a turn that fills the context": (
+        "TrainingRun",
+        {"rollout.maxTokensPerTurn": 4096},
+        ["spec.rollout.maxTokensPerTurn: maxTokensPerTurn leaves no room below maxContextTokens"],
+    ),
+    "two rules of one block at once": (
+        "TrainingRun",
+        {"rollout.maxContextTokens": 2},
+        [
+            "spec.rollout.maxPromptTokens: maxPromptTokens leaves no room below maxContextTokens",
+            "spec.rollout.maxTokensPerTurn: maxTokensPerTurn leaves no room below maxContextTokens",
+        ],
+    ),
+    "a group of one": (
+        "TrainingRun",
+        {"rollout.groupSize": 1},
+        [
+            "spec.rollout: rollout has groupSize 1, and grpo compares the rollouts of one task with each other; "
+            "set rollout.groupSize to 2 or more"
+        ],
+    ),
+}
+
+ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "the right pool": ("ResourcePool", {}),
+    "the right run": ("TrainingRun", {}),
+    "the right job": ("RolloutJob", {}),
+    "min equal to max": ("ResourcePool", {"capacity.min": 4}),
+    "a ModelService pool": ("ResourcePool", SERVICE),
+    "tensor parallelism equal to the GPUs": (
+        "ResourcePool",
+        {**SERVICE, "modelService.gpus": 2, "modelService.tensorParallel": 2},
+    ),
+    "tensor parallelism on the CPU": ("ResourcePool", {**SERVICE, "modelService.tensorParallel": 2}),
+    "tasks from a file": ("TrainingRun", {"tasks.entrypoint": None, "tasks.path": "t.jsonl"}),
+    "a model with path and build": ("TrainingRun", {"model.path": "model"}),
+    "equal timeouts": (
+        "TrainingRun",
+        {"rollout.timeouts": {"callSeconds": 9, "turnSeconds": 9, "rolloutSeconds": 9}},
+    ),
+    "room for one token": (
+        "TrainingRun",
+        {"rollout.maxPromptTokens": 4095, "rollout.maxTokensPerTurn": 4095},
+    ),
+    "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),
+    "a job with groups of one": ("RolloutJob", {"rollout.groupSize": 1}),
+}
+
+RUN = "field is immutable; make a new run under another name"
+JOB = "field is immutable; make a new job under another name"
+CHANGES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "the type of a pool": (
+        "ResourcePool",
+        SERVICE,
+        ["spec.type: field is immutable; make a new pool under another name"],
+    ),
+    "the size of a pool": ("ResourcePool", {"capacity": {"min": 1, "max": 8}}, []),
+    "the image of a pool": ("ResourcePool", {"container.image": "/images/other"}, []),
+    "the agent": ("TrainingRun", {"agent.entrypoint": "other.py:agent"}, [f"spec.agent: {RUN}"]),
+    "the tasks": ("TrainingRun", {"tasks.entrypoint": "other.py:tasks"}, [f"spec.tasks: {RUN}"]),
+    "the pools": ("TrainingRun", {"pools": None}, [f"spec.pools: {RUN}"]),
+    "the model": ("TrainingRun", {"model.path": "model"}, [f"spec.model: {RUN}"]),
+    "the seed": ("TrainingRun", {"seed": 1}, [f"spec.seed: {RUN}"]),
+    "the algorithm": ("TrainingRun", {"algorithm.clipLow": 0.1}, [f"spec.algorithm: {RUN}"]),
+    "the rollout": ("TrainingRun", {"rollout.maxTurns": 2}, [f"spec.rollout: {RUN}"]),
+    "the inference": ("TrainingRun", {"inference.replicas": 2}, [f"spec.inference: {RUN}"]),
+    "the trainer": ("TrainingRun", {"trainer.microBatchSize": 2}, [f"spec.trainer: {RUN}"]),
+    "the steps": ("TrainingRun", {"steps": 101}, [f"spec.steps: {RUN}"]),
+    "the tasks of a step": ("TrainingRun", {"tasksPerStep": 4}, [f"spec.tasksPerStep: {RUN}"]),
+    "the checkpoints": ("TrainingRun", {"checkpoint.keepLast": 1}, [f"spec.checkpoint: {RUN}"]),
+    "the overrides": ("TrainingRun", {"overrides": ["a=b"]}, [f"spec.overrides: {RUN}"]),
+    "the run policy": ("TrainingRun", {"runPolicy": {"backoffLimit": 0}}, []),
+    "nothing but spelling a default out": ("TrainingRun", {"seed": 0, "steps": 100}, []),
+    "the agent of a job": ("RolloutJob", {"agent.entrypoint": "other.py:agent"}, [f"spec.agent: {JOB}"]),
+    "the tasks of a job": ("RolloutJob", {"tasks.path": "t"}, [f"spec.tasks: {JOB}"]),
+    "the pools of a job": ("RolloutJob", {"pools": ["shell"]}, [f"spec.pools: {JOB}"]),
+    "the model of a job": ("RolloutJob", {"model.path": "m"}, [f"spec.model: {JOB}"]),
+    "the seed of a job": ("RolloutJob", {"seed": 1}, [f"spec.seed: {JOB}"]),
+    "the rollout of a job": ("RolloutJob", {"rollout.maxTurns": 2}, [f"spec.rollout: {JOB}"]),
+    "the inference of a job": ("RolloutJob", {"inference.gpus": 1}, [f"spec.inference: {JOB}"]),
+    "a limit that was absent": (
+        "RolloutJob",
+        {"limit": 5},
+        ["spec.limit: limit is immutable; make a new job under another name"],
+    ),
+    "the policy of a job": ("RolloutJob", {"runPolicy.failureBudget": 1.0}, []),
+}
+
+
+@pytest.mark.parametrize(("kind", "changes", "refusals"), REFUSED.values(), ids=REFUSED.keys())
+def test_server_and_model_refuse_alike(kind: str, changes: dict[str, Any], refusals: list[str]) -> None:
+    obj = made(kind, changes)
+    assert server_refusals(kind, obj) == refusals
+    assert model_refusals(kind, obj) == refusals
+
+
+@pytest.mark.parametrize(("kind", "changes"), ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_server_and_model_accept_alike(kind: str, changes: dict[str, Any]) -> None:
+    obj = made(kind, changes)
+    assert server_refusals(kind, obj) == []
+    assert model_refusals(kind, obj) == []
+
+
+@pytest.mark.parametrize(("kind", "changes", "refusals"), CHANGES.values(), ids=CHANGES.keys())
+def test_server_refuses_changes_of_what_is_fixed(
+    kind: str, changes: dict[str, Any], refusals: list[str]
+) -> None:
+    assert server_refusals(kind, made(kind, changes), OBJECTS[kind]) == refusals
+
+
+def test_a_limit_is_as_fixed_as_its_absence() -> None:
+    five, six = made("RolloutJob", {"limit": 5}), made("RolloutJob", {"limit": 6})
+    assert server_refusals("RolloutJob", six, five) == [f"spec.limit: {JOB}"]
+    assert server_refusals("RolloutJob", OBJECTS["RolloutJob"], five) == [
+        "spec.limit: limit is immutable; make a new job under another name"
+    ]
+
+
+def test_every_rule_of_every_schema_was_seen_to_refuse() -> None:
+    refused = {text for _, _, texts in [*REFUSED.values(), *CHANGES.values()] for text in texts}
+    known = {
+        f"{path}{rule.get('fieldPath', '')}: {rule['message']}"
+        for kind in KINDS.values()
+        for path, node in walk(crd.schema(kind.model))
+        for rule in node.get(crd.VALIDATIONS, ())
+    }
+    assert len(known) > 30
+    assert known - refused == {f"spec.limit: {JOB}"}  # two worlds: test_a_limit_is_as_fixed_as_its_absence

@@ -1,0 +1,130 @@
+"""Manifests that are right, and an API server's view of an object: defaults filled in, CEL rules run."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import celpy
+from pydantic import ValidationError
+
+from agentfly.api import crd
+from agentfly.api.base import RULES_BROKEN
+
+Json = dict[str, Any]
+
+OBJECTS: dict[str, Json] = {
+    "ResourcePool": {
+        "apiVersion": "agentfly.dev/v1alpha1",
+        "kind": "ResourcePool",
+        "metadata": {"name": "shell"},
+        "spec": {"type": "Container", "container": {}, "capacity": {"max": 4}},
+    },
+    "TrainingRun": {
+        "apiVersion": "agentfly.dev/v1alpha1",
+        "kind": "TrainingRun",
+        "metadata": {"name": "first"},
+        "spec": {
+            "agent": {"entrypoint": "agent.py:agent"},
+            "tasks": {"entrypoint": "agent.py:tasks"},
+            "pools": ["shell"],
+            "model": {"build": {"script": "model.py"}},
+        },
+    },
+    "RolloutJob": {
+        "apiVersion": "agentfly.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "look"},
+        "spec": {
+            "agent": {"entrypoint": "agent.py:agent"},
+            "tasks": {"path": "tasks.jsonl"},
+            "model": {"path": "model"},
+        },
+    },
+}
+
+KINDS = {kind.name: kind for kind in crd.KINDS}
+
+
+def made(kind: str, changes: Json) -> Json:
+    """The right object of a kind with fields of spec changed: dotted path -> value, None removes."""
+    obj = copy.deepcopy(OBJECTS[kind])
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        node = obj["spec"]
+        for part in above:
+            node = node.setdefault(part, {})
+        if value is None:
+            node.pop(last, None)
+        else:
+            node[last] = copy.deepcopy(value)
+    return obj
+
+
+def complete(node: Json, value: Any) -> Any:
+    """`value` with the defaults that an API server would add."""
+    if not isinstance(value, dict):
+        return value
+    filled = dict(value)
+    for name, child in node.get("properties", {}).items():
+        if name not in filled and "default" in child:
+            filled[name] = copy.deepcopy(child["default"])
+        if name in filled:
+            filled[name] = complete(child, filled[name])
+    return filled
+
+
+def walk(node: Json, at: str = "") -> Iterator[tuple[str, Json]]:
+    """Every node of a schema with its path; items and values of maps are `[]`."""
+    yield at, node
+    for name, child in node.get("properties", {}).items():
+        yield from walk(child, f"{at}.{name}" if at else name)
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield from walk(node[key], f"{at}[]")
+
+
+def at(obj: Any, path: str) -> Any:
+    """The value at a dotted path, None where it stops."""
+    for part in path.split("."):
+        obj = obj.get(part) if isinstance(obj, dict) else None
+    return obj
+
+
+def _runs(rule: str, new: Any, old: Any) -> bool:
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(rule))
+    names = {"self": celpy.json_to_cel(new), "oldSelf": celpy.json_to_cel(old)}
+    return bool(program.evaluate(names))
+
+
+def server_refusals(kind: str, obj: Json, old: Json | None = None) -> list[str]:
+    """`path: message` of every CEL rule that does not hold, as `kubectl apply` would list them."""
+    schema = crd.schema(KINDS[kind].model)
+    new, before = complete(schema, obj), complete(schema, old)
+    found = []
+    for path, node in walk(schema):
+        value, was = at(new, path), at(before, path)
+        for rule in node.get(crd.VALIDATIONS, ()):
+            transition = "oldSelf" in rule["rule"]
+            if value is None or (transition and was is None):
+                continue
+            if not _runs(rule["rule"], value, was):
+                found.append(f"{path}{rule.get('fieldPath', '')}: {rule['message']}")
+    return sorted(found)
+
+
+def model_refusals(kind: str, obj: Json) -> list[str]:
+    """The same from the model; any other complaint of the model is listed with its type."""
+    try:
+        KINDS[kind].model.model_validate(obj, by_alias=True, by_name=False)
+    except ValidationError as error:
+        found = []
+        for each in error.errors():
+            path = ".".join(str(part) for part in each["loc"])
+            if each["type"] != RULES_BROKEN:
+                found.append(f"{path}: {each['type']}")
+                continue
+            for rule in each["ctx"]["broken"]:
+                found.append(f"{path}{'.' + rule.field if rule.field else ''}: {rule.message}")
+        return sorted(found)
+    return []
