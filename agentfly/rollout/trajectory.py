@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, computed_field, 
 
 from agentfly.rollout.outcomes import Outcome, Scored
 
-SCHEMA = "agentfly.trajectory/v1"
+SCHEMA: Literal["agentfly.trajectory/v1"] = "agentfly.trajectory/v1"
 
 
 class _Data(BaseModel):

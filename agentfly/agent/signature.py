@@ -1,0 +1,103 @@
+"""What a user's function asks for, read from its signature.
+
+Guarantees:
+1. ``ctx`` is injected by name and never part of what the model or the task has to supply.
+2. A signature that cannot be called by name (``*args``, ``**kwargs``, positional-only) is refused with the
+   function, the parameter and a remedy in the error.
+3. Annotations are resolved, also postponed ones; one that cannot be is an error at decoration.
+"""
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agentfly.agent.threads import in_thread
+from agentfly.context import Context
+from agentfly.errors import AgentflyError
+
+CONTEXT = "ctx"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function's own parameters (without ``ctx``), their types, and what it returns.
+
+    ``types`` holds the annotated parameters only; ``returns`` is ``inspect.Parameter.empty`` without one.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    parameters: dict[str, inspect.Parameter]
+    types: dict[str, Any]
+    returns: Any
+    takes_context: bool
+    is_async: bool
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Names of the parameters without a default."""
+        empty = inspect.Parameter.empty
+        return tuple(name for name, parameter in self.parameters.items() if parameter.default is empty)
+
+
+def read_signature(function: Callable[..., Any], kind: str, error: type[AgentflyError]) -> Signature:
+    """Read a function's signature.
+
+    Args:
+        function: the function as the user wrote it.
+        kind: what it is to become, for messages: ``tool``, ``reward`` or ``setup``.
+        error: what to raise when it cannot be that.
+    """
+    name = getattr(function, "__name__", "")
+    if not inspect.isfunction(function) or name == "<lambda>":
+        raise error(
+            f"{kind}: {function!r} is not a function with a name",
+            hints=[f"write it as `def name(...)` with @{kind}"],
+        )
+    parameters = dict(inspect.signature(function).parameters)
+    for parameter in parameters.values():
+        _check_callable_by_name(parameter, f"{kind} {name}", error)
+    try:
+        types = typing.get_type_hints(function, include_extras=True)
+    except Exception as cause:
+        raise error(
+            f"{kind} {name}: an annotation cannot be resolved ({cause})",
+            hints=["import the type at module level, where the function is defined"],
+        ) from cause
+    returns = types.pop("return", inspect.Parameter.empty)
+    takes_context = parameters.pop(CONTEXT, None) is not None
+    types.pop(CONTEXT, None)
+    is_async = inspect.iscoroutinefunction(function)
+    return Signature(function, name, parameters, types, returns, takes_context, is_async)
+
+
+def _check_callable_by_name(parameter: inspect.Parameter, label: str, error: type[AgentflyError]) -> None:
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        raise error(
+            f"{label}: parameter {parameter} has no schema, because its names are open",
+            hints=[f"replace {parameter} by named parameters"],
+        )
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        raise error(
+            f"{label}: parameter {parameter.name} is positional-only and cannot be passed by name",
+            hints=[f"remove the `/` after {parameter.name}"],
+        )
+
+
+async def call(signature: Signature, arguments: Mapping[str, Any], ctx: Context) -> Any:
+    """Call the function by name, with ``ctx`` if it asks for it; a plain function runs in a thread."""
+    given = dict(arguments)
+    if signature.takes_context:
+        given[CONTEXT] = ctx
+    if signature.is_async:
+        pending: Awaitable[Any] = signature.function(**given)
+        return await pending
+    return await in_thread(partial(signature.function, **given))
+
+
+def from_row(signature: Signature, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the task's row supplies; parameters with a default may be absent from it."""
+    return {name: row[name] for name in signature.parameters if name in row}

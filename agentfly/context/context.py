@@ -1,0 +1,227 @@
+"""What a tool or a reward may know and acquire during one rollout.
+
+Guarantees:
+1. Within one rollout the same pool or spec, key and scope give the same lease object; acquires of one key at
+   the same time become one request.
+2. Two pools or specs under the default key are two resources.
+3. ``close`` releases everything: also when one release fails, while an acquire is pending, or when the caller
+   is cancelled over and over. It never raises for a dead resource; what could not be released is logged, and
+   the lease's TTL ends it.
+4. Waiting for a resource does not count against the limits of a call or a turn, only the rollout's.
+5. Every lease is recorded with the seconds that were waited for it.
+6. No two contexts share an owner, so a restarted rollout never gets what its predecessor left behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from agentfly.context.deadlines import Deadlines
+from agentfly.errors import AgentflyError
+from agentfly.resources.lease import Lease, Resources
+from agentfly.resources.spec import ResourceSpec
+
+logger = logging.getLogger(__name__)
+
+# A broker that does not answer must not hold a finished rollout; its leases end by their TTL anyway.
+RELEASE_SECONDS = 30.0
+
+_Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One lease that the rollout held."""
+
+    pool: str
+    member_id: str
+    incarnation: int
+    wait_seconds: float
+
+
+class ContextClosed(AgentflyError):
+    """The rollout is over: nothing can be acquired any more."""
+
+
+class Context:
+    """One attempt at one rollout, as its tools and rewards see it.
+
+    Args:
+        rollout_id: the rollout's identifier, equal for all attempts.
+        task: the task's row, read-only.
+        resources: where leases come from.
+        attempt: 0 for the first try.
+        deadlines: the limits of this rollout, in seconds.
+    """
+
+    def __init__(
+        self,
+        rollout_id: str,
+        task: Mapping[str, Any],
+        resources: Resources,
+        attempt: int = 0,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.task: Mapping[str, Any] = MappingProxyType(dict(task))
+        self.attempt = attempt
+        self.deadlines = deadlines or Deadlines()
+        self.owner = f"{rollout_id}.{attempt}.{secrets.token_hex(4)}"
+        self.messages: Sequence[Mapping[str, Any]] = ()
+        self.uses: list[Use] = []
+        self.acquire_error: Exception | None = None
+        self._resources = resources
+        self._began = time.monotonic()
+        self._leases: dict[_Key, asyncio.Task[Lease]] = {}
+        self._limits: list[asyncio.Timeout] = []
+        self._paused: list[tuple[asyncio.Timeout, float]] = []
+        self._waiters = 0
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def final_response(self) -> str:
+        """The text of the policy's last turn, empty before the first."""
+        turns = (m["content"] for m in reversed(self.messages) if m["role"] == "assistant")
+        return str(next(turns, ""))
+
+    @property
+    def waiting_for(self) -> tuple[str, ...]:
+        """Names of the pools (or kinds of spec) that were asked for and are not there yet."""
+        return tuple(sorted({name for (name, _, _), task in self._leases.items() if not task.done()}))
+
+    async def acquire(
+        self,
+        pool_or_spec: str | ResourceSpec,
+        key: str = "default",
+        scope: Literal["rollout", "global"] = "rollout",
+    ) -> Lease:
+        """The rollout's lease of this pool or spec under this key; acquired at the first call, then the same.
+
+        Raises:
+            ResourceError: no member could be had; ``acquire_error`` is then that exception.
+            ContextClosed: the rollout is over.
+        """
+        if self._closed:
+            raise ContextClosed(
+                f"context of rollout {self.rollout_id}: is closed, so {key} cannot be acquired"
+            )
+        name = (
+            pool_or_spec
+            if isinstance(pool_or_spec, str)
+            else f"{pool_or_spec.kind}:{pool_or_spec.identity()}"
+        )
+        slot = (name, key, scope)
+        task = self._leases.get(slot)
+        if task is None:
+            task = asyncio.create_task(self._acquire(pool_or_spec, slot), name=f"acquire {name}")
+            # A failure that nobody waits for any more is in acquire_error; asyncio need not report it again.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._leases[slot] = task
+        if task.done():
+            return task.result()
+        with self._pause():
+            # Shielded: the request is the rollout's, and outlives a caller that is cut off by its own limit.
+            return await asyncio.shield(task)
+
+    @contextlib.asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+        """``asyncio.timeout`` whose clock stands still while something inside waits for a resource."""
+        async with asyncio.timeout(seconds) as limit:
+            self._limits.append(limit)
+            try:
+                yield limit
+            finally:
+                self._limits.remove(limit)
+                self._paused = [(paused, left) for paused, left in self._paused if paused is not limit]
+
+    async def close(self) -> None:
+        """Release every lease. May be called again; cancelling the caller does not stop the releases."""
+        self._closed = True
+        leases, self._leases = self._leases, {}
+        if not leases:
+            return
+        releases = asyncio.create_task(self._release_all(leases), name=f"release {self.owner}")
+        cancelled: asyncio.CancelledError | None = None
+        while not releases.done():
+            try:
+                await asyncio.shield(releases)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _acquire(self, pool_or_spec: str | ResourceSpec, slot: _Key) -> Lease:
+        name, key, scope = slot
+        began = time.monotonic()
+        try:
+            lease = await self._resources.acquire(
+                pool_or_spec,
+                self.owner,
+                # The engine refuses one key for two specs; the default key means none was chosen.
+                key=f"default/{name}" if key == "default" else key,
+                scope="global" if scope == "global" else "rollout",
+                attempt=self.attempt,
+                deadline=max(0.0, self.deadlines.rollout - (began - self._began)),
+            )
+        except Exception as error:
+            self.acquire_error = error
+            self._leases.pop(slot, None)
+            raise
+        info = lease.info
+        self.uses.append(Use(info.pool, info.member_id, info.incarnation, time.monotonic() - began))
+        return lease
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        clock = asyncio.get_running_loop().time
+        if not self._waiters:
+            running = [limit for limit in self._limits if not limit.expired() and limit.when() is not None]
+            self._paused = [(limit, (limit.when() or 0.0) - clock()) for limit in running]
+            for limit in running:
+                limit.reschedule(None)
+        self._waiters += 1
+        try:
+            yield
+        finally:
+            self._waiters -= 1
+            if not self._waiters:
+                for limit, left in self._paused:
+                    limit.reschedule(clock() + left)
+                self._paused = []
+
+    async def _release_all(self, leases: Mapping[_Key, asyncio.Task[Lease]]) -> None:
+        for task in leases.values():
+            task.cancel()
+        await asyncio.wait(leases.values(), timeout=RELEASE_SECONDS)
+        held = [task.result() for task in leases.values() if task.done() and not _failed(task)]
+        released = await asyncio.gather(*(_guarded(lease.release(), lease.info.lease_id) for lease in held))
+        if not all(released) or len(held) < len(leases):
+            # The net below: whatever the owner still holds or waits for, by one request.
+            await _guarded(self._resources.release_owner(self.owner), self.owner)
+
+
+def _failed(task: asyncio.Task[Lease]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+async def _guarded(release: Awaitable[None], what: str) -> bool:
+    """True if it was released in time; a failure is logged, because a rollout that is over must end."""
+    try:
+        async with asyncio.timeout(RELEASE_SECONDS):
+            await release
+    except Exception as error:
+        logger.warning("%s: not released, its TTL will: %s", what, error or type(error).__name__)
+        return False
+    return True

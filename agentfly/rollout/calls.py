@@ -1,0 +1,90 @@
+"""One tool call inside a rollout: deadline, errors, record.
+
+Guarantees:
+1. A call over its deadline is an observation ``timed out after N s`` and a metric; the rollout goes on.
+   Waiting for a resource does not count.
+2. An exception of the tool is an observation with its line and a metric; errors of resources and of the model
+   are not the policy's and pass through, and so does cancellation.
+3. An unknown tool, wrong arguments and a call that cannot be read are observations and metrics.
+4. Calls of one turn run in the order in which they were written: later ones may rely on earlier ones.
+"""
+
+import time
+import traceback
+from typing import Any
+
+from agentfly.agent import Parsed, Tool, ToolCall, ToolResult
+from agentfly.rollout.errors import is_for_the_policy
+from agentfly.rollout.play import Play
+from agentfly.rollout.trajectory import ToolCallRecord
+
+# An exception may carry a whole response body; the policy needs its first line.
+_ERROR_CHARS = 500
+
+
+async def run_calls(play: Play, parsed: Parsed) -> tuple[list[dict[str, Any]], bool]:
+    """Run a turn's calls; returns the messages for the policy, and whether a tool ended the rollout."""
+    messages: list[dict[str, Any]] = []
+    end = False
+    for call in parsed.calls:
+        result = await _run(play, call)
+        messages.append({"role": "tool", "name": call.name, "content": result.observation})
+        end = end or result.control == "end"
+    for reason in parsed.malformed:
+        play.count("malformed_calls")
+        messages.append({"role": "tool", "name": "error", "content": f"malformed tool call: {reason}"})
+    return messages, end
+
+
+async def _run(play: Play, call: ToolCall) -> ToolResult:
+    began = time.monotonic()
+    play.count("tool_calls")
+    tool = play.agent.tools.get(call.name)
+    error: str | None
+    if tool is None:
+        known = ", ".join(play.agent.tools) or "none"
+        result, error = ToolResult(f"unknown tool {call.name} (known: {known})"), "unknown_tool"
+        play.count("unknown_tools")
+    else:
+        result, error = await _guarded(play, tool, call)
+    # Text that cannot be encoded (half a surrogate pair from a file name) could not be tokenised either.
+    observation = result.observation.encode("utf-8", "replace").decode()
+    metrics = dict(result.metrics)
+    exit_code = metrics.pop("exit_code", None)
+    for name, value in metrics.items():
+        play.count(name, value)
+    play.calls.append(
+        ToolCallRecord(
+            turn=play.turns,
+            name=call.name,
+            arguments=call.arguments,
+            exit_code=None if exit_code is None else int(exit_code),
+            seconds=time.monotonic() - began,
+            error=error,
+            observation_chars=len(observation),
+        )
+    )
+    return ToolResult(observation, control=result.control)
+
+
+async def _guarded(play: Play, tool: Tool[..., Any], call: ToolCall) -> tuple[ToolResult, str | None]:
+    seconds = play.ctx.deadlines.call
+    limit = None
+    try:
+        async with play.ctx.limit(seconds) as limit:
+            result = await tool.run(call.arguments, play.ctx)
+    except (Exception, SystemExit) as error:
+        if limit is not None and limit.expired():
+            play.count("tool_timeouts")
+            return ToolResult(f"timed out after {seconds:g} s"), "timeout"
+        if not is_for_the_policy(error):
+            raise
+        play.count("tool_errors")
+        line = _line(error)
+        return ToolResult(line), f"exception: {line}"
+    return result, "invalid_arguments" if "invalid_arguments" in result.metrics else None
+
+
+def _line(error: BaseException) -> str:
+    text = traceback.format_exception_only(error)[-1].strip()
+    return text.splitlines()[0][:_ERROR_CHARS]

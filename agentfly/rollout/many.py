@@ -1,0 +1,161 @@
+"""Many rollouts: groups of them for each task, so many at a time, resumable.
+
+Guarantees:
+1. At most ``concurrency`` rollouts run at once; each goes to the sink when it is finished, in any order.
+2. A rollout's id depends on its task's place and content alone: after a restart the finished ones are counted
+   and skipped, and a row that was changed is played anew.
+3. One failing rollout never touches another; when more than ``failure_budget`` of all rollouts failed, the job
+   ends with the reasons counted, and what still ran is released.
+4. Every row is checked before the first rollout starts.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from agentfly.agent import Agent, TaskInvalid
+from agentfly.context import Deadlines
+from agentfly.errors import AgentflyError
+from agentfly.models import Sampling, TokenModel
+from agentfly.resources.lease import Resources
+from agentfly.rollout.errors import FailureBudgetExceeded
+from agentfly.rollout.one import rollout_one
+from agentfly.rollout.play import Strategy
+from agentfly.rollout.report import RolloutReport
+from agentfly.rollout.template import Tokenizer
+from agentfly.rollout.trajectory import Trajectory
+
+# (row, group id, rollout id)
+_Plan = tuple[Mapping[str, Any], str, str]
+
+
+class Sink(Protocol):
+    """Where finished rollouts go; ``TrajectoryWriter`` is one."""
+
+    def finished(self) -> Iterable[Trajectory]:
+        """What earlier runs left."""
+        ...
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Take one finished rollout."""
+        ...
+
+
+async def rollout(
+    agent: Agent,
+    tasks: Iterable[Mapping[str, Any]],
+    *,
+    model: TokenModel,
+    tokenizer: Tokenizer,
+    resources: Resources,
+    strategy: Strategy,
+    sink: Sink,
+    deadlines: Deadlines,
+    sampling: Sampling,
+    group_size: int = 1,
+    concurrency: int = 64,
+    max_infra_retries: int = 1,
+    failure_budget: float = 0.1,
+    name: str = "rollout",
+) -> RolloutReport:
+    """Play ``group_size`` rollouts of every task.
+
+    Args:
+        tasks: rows, as JSON has them.
+        sink: takes each finished rollout; its earlier ones are not played again.
+        failure_budget: the fraction of all rollouts that may fail.
+        name: prefix of the rollout ids; the same for every run of one job.
+
+    See ``rollout_one`` for the other arguments.
+
+    Raises:
+        TaskInvalid: a row lacks what the agent needs, before anything started.
+        FailureBudgetExceeded: too many rollouts failed.
+    """
+    _check_positive(group_size=group_size, concurrency=concurrency)
+    began = time.monotonic()
+    plans = plan_rollouts(agent, tasks, group_size=group_size, name=name)
+    earlier = _finished(sink, plans)
+    report = RolloutReport(total=len(plans), resumed=len(earlier))
+    for trajectory in earlier.values():
+        report.add(trajectory)
+    _check_budget(report, failure_budget)
+    # One iterator for all workers: each takes the next plan when it is free.
+    waiting = iter([plan for plan in plans if plan[2] not in earlier])
+
+    async def work() -> None:
+        for row, group_id, rollout_id in waiting:
+            trajectory = await rollout_one(
+                agent,
+                row,
+                model=model,
+                tokenizer=tokenizer,
+                resources=resources,
+                strategy=strategy,
+                deadlines=deadlines,
+                sampling=sampling,
+                rollout_id=rollout_id,
+                group_id=group_id,
+                max_infra_retries=max_infra_retries,
+            )
+            sink.write(trajectory)
+            report.add(trajectory)
+            _check_budget(report, failure_budget)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(plans))):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        # The first one ended the job; the group around it is asyncio's own.
+        raise errors.exceptions[0] from None
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def plan_rollouts(
+    agent: Agent, tasks: Iterable[Mapping[str, Any]], *, group_size: int, name: str
+) -> list[_Plan]:
+    """Check every row and give each rollout its ids: ``<name>-<row number>-<hash of the row>-<place in group>``."""
+    plans: list[_Plan] = []
+    for number, row in enumerate(tasks):
+        agent.check(row, f"row {number}")
+        try:
+            canonical = json.dumps(row, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise TaskInvalid(
+                f"tasks: row {number} is not JSON ({error})",
+                hints=["use text, numbers, lists and dicts in rows"],
+            ) from error
+        group_id = f"{name}-{number}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
+        plans.extend((row, group_id, f"{group_id}-{place}") for place in range(group_size))
+    if not plans:
+        raise TaskInvalid("tasks: there is none", hints=["check the tasks' entrypoint, path and limit"])
+    return plans
+
+
+def _finished(sink: Sink, plans: Sequence[_Plan]) -> dict[str, Trajectory]:
+    planned = {rollout_id for _, _, rollout_id in plans}
+    return {found.rollout_id: found for found in sink.finished() if found.rollout_id in planned}
+
+
+def _check_budget(report: RolloutReport, budget: float) -> None:
+    if report.failures <= budget * report.total:
+        return
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.failed.items()))
+    raise FailureBudgetExceeded(
+        f"rollouts: {report.failures} of {report.total} failed ({reasons}), more than the budget of {budget:g}",
+        hints=[
+            "read the outcome messages of the failed trajectories",
+            "raise failureBudget to go on regardless",
+        ],
+    )
+
+
+def _check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise AgentflyError(f"{name}: {value} is less than 1", hints=[f"set {name} to 1 or more"])

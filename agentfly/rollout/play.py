@@ -1,0 +1,60 @@
+"""One attempt at a rollout while it runs: what a strategy works with and leaves its notes in.
+
+Guarantees:
+1. A play belongs to one attempt; nothing in it is shared with another.
+2. The metrics below are always there, so that all trajectories have the same ones.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentfly.agent import Agent
+from agentfly.context import Context
+from agentfly.models import Sampling, TokenModel
+from agentfly.rollout.ledger import TokenLedger
+from agentfly.rollout.outcomes import Failed, Masked
+from agentfly.rollout.trajectory import ToolCallRecord
+
+COUNTED = (
+    "tool_calls",
+    "tool_errors",
+    "tool_timeouts",
+    "unknown_tools",
+    "invalid_arguments",
+    "malformed_calls",
+)
+
+
+class Ended(Exception):
+    """Leave the rollout with this outcome."""
+
+    def __init__(self, outcome: Masked | Failed) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+@dataclass
+class Play:
+    """Inputs and notes of one attempt. ``phase`` is where it is, for errors and deadlines."""
+
+    agent: Agent
+    ctx: Context
+    model: TokenModel
+    ledger: TokenLedger
+    sampling: Sampling
+    phase: str = "setup"
+    turns: int = 0
+    calls: list[ToolCallRecord] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
+
+    def count(self, name: str, value: float = 1.0) -> None:
+        """Add to a metric."""
+        self.metrics[name] = self.metrics.get(name, 0.0) + value
+
+
+class Strategy(Protocol):
+    """How a rollout goes from its prompt to its last turn."""
+
+    async def run(self, play: Play) -> str:
+        """Play to the end and return the stop reason (see ``Trajectory``)."""
+        ...

@@ -1,0 +1,112 @@
+"""A tokenizer's chat template, and what it puts after a turn.
+
+Guarantees:
+1. ``tail`` is the text between the end of an assistant turn and the start of the next one, as the template
+   writes it: end-of-turn token, newline, new messages, generation prompt.
+2. It depends on the first messages and the new ones alone, so its cost does not grow with the conversation.
+3. A template that raises gives ``TemplateRefused`` with the roles that it was given.
+
+The tail is found by rendering a synthetic conversation with a marker as the assistant's text and cutting at the
+marker. This needs nothing of a template but that it shows the assistant's text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agentfly.rollout.errors import TemplateRefused
+
+Messages = Sequence[Mapping[str, Any]]
+
+# Letters only: templates strip, split and escape other things. Long enough not to occur by chance.
+MARKER = "AgentflyAssistantTurn"
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that a rollout uses."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that ends a text, if there is one."""
+        ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+    ) -> Any:
+        """Token ids, or the text if ``tokenize`` is false."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; text that spells a special token becomes that token."""
+        ...
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+        ...
+
+
+class ChatTemplate:
+    """The template of one tokenizer with one set of tools.
+
+    Attributes:
+        end_id: the token that the template puts after an assistant's text, or None if that is not one token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], first: Messages) -> None:
+        self._tokenizer = tokenizer
+        self._tools = list(tools) or None
+        self._first = list(first)
+        end = self.encode_tail(self._cut([], generation=False).strip())
+        self.end_id = end[0] if len(end) == 1 else None
+
+    def text(self, messages: Messages, *, generation: bool) -> str:
+        """The conversation as text, with the generation prompt if ``generation``."""
+        return str(self._apply(messages, generation, tokenize=False))
+
+    def ids(self, messages: Messages, *, generation: bool) -> list[int]:
+        """The conversation as token ids."""
+        return [int(token) for token in self._apply(messages, generation, tokenize=True)]
+
+    def tail(self, new: Messages) -> str:
+        """What follows an assistant turn when ``new`` messages come and the assistant is to go on."""
+        return self._cut(new, generation=True)
+
+    def encode_tail(self, tail: str) -> list[int]:
+        """Token ids of a tail, as they stand behind other text.
+
+        Some tokenizers mark the start of a text; encoding behind the marker keeps that mark away.
+        """
+        marker = self._tokenizer.encode(MARKER, add_special_tokens=False)
+        behind = self._tokenizer.encode(MARKER + tail, add_special_tokens=False)
+        if behind[: len(marker)] == marker:
+            return list(behind[len(marker) :])
+        return list(self._tokenizer.encode(tail, add_special_tokens=False))
+
+    def _cut(self, new: Messages, *, generation: bool) -> str:
+        turn = {"role": "assistant", "content": MARKER}
+        text = self.text([*self._first, turn, *new], generation=generation)
+        before, found, tail = text.partition(MARKER)
+        if not found:
+            raise TemplateRefused("chat template: does not show the text of an assistant turn")
+        return tail
+
+    def _apply(self, messages: Messages, generation: bool, *, tokenize: bool) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=self._tools,
+                add_generation_prompt=generation,
+                tokenize=tokenize,
+                return_dict=False,
+            )
+        except Exception as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise TemplateRefused(
+                f"chat template: refuses the roles {roles}: {error}",
+                hints=["use a prompt with roles that the model's template knows", "use another model"],
+            ) from error
