@@ -39,13 +39,13 @@ class ContainerSpec(ResourceSpec):
     """
 
     kind: Literal["container"] = "container"
-    image: str = Field("host", min_length=1)
-    cpu: float = Field(1.0, gt=0)
-    memory_mb: int = Field(256, gt=0)
-    pids: int = Field(64, gt=0)
+    image: str = Field(default="host", min_length=1)
+    cpu: float = Field(default=1.0, gt=0)
+    memory_mb: int = Field(default=256, gt=0)
+    pids: int = Field(default=64, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
     network: bool = False
-    workdir: str = Field("/workspace", pattern="^/")
+    workdir: str = Field(default="/workspace", pattern="^/")
 
 
 class ModelServiceSpec(ResourceSpec):
@@ -57,12 +57,12 @@ class ModelServiceSpec(ResourceSpec):
 
     kind: Literal["model-service"] = "model-service"
     model: str = Field(min_length=1)
-    served_model_name: str = Field("policy", min_length=1)
+    served_model_name: str = Field(default="policy", min_length=1)
     max_model_len: int = Field(gt=0)
-    max_num_seqs: int = Field(64, gt=0)
+    max_num_seqs: int = Field(default=64, gt=0)
     dtype: str = "auto"
-    tensor_parallel: int = Field(1, gt=0)
-    gpus: int = Field(0, ge=0)
+    tensor_parallel: int = Field(default=1, gt=0)
+    gpus: int = Field(default=0, ge=0)
     args: tuple[str, ...] = ()
 
 
@@ -92,12 +92,12 @@ class PoolSpec(BaseModel):
 
     name: str = Field(min_length=1)
     resource: AnySpec
-    min: int = Field(0, ge=0)
-    max: int = Field(1, ge=1)
-    lease_ttl_s: float = Field(30.0, gt=0)
-    max_pending: int = Field(1024, ge=0)
-    max_reuses: int | None = Field(None, ge=0)
-    max_lifetime_s: float | None = Field(None, gt=0)
+    min: int = Field(default=0, ge=0)
+    max: int = Field(default=1, ge=1)
+    lease_ttl_s: float = Field(default=30.0, gt=0)
+    max_pending: int = Field(default=1024, ge=0)
+    max_reuses: int | None = Field(default=None, ge=0)
+    max_lifetime_s: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _min_within_max(self) -> Self:

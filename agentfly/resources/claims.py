@@ -1,0 +1,165 @@
+"""Who waits for what and who holds what: the owners behind the tickets of the pools.
+
+Guarantees:
+1. One claim for each (owner, key) of a pool. A key that was named is one claim over all pools; the default
+   key is one in each.
+2. All who enter a claim get the same answer. The claim outlives those who leave it while somebody else waits
+   or the lease was delivered, and no longer.
+3. A claim that is lost keeps its name for ``LOST_MEMORY_S``, so that its owner is told.
+
+Not here: tickets and members (``pool``), and when a claim ends (``engine``).
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agentfly.resources.errors import LeaseLost, SpecMismatch
+from agentfly.resources.lease import LeaseInfo
+from agentfly.resources.pool import Pool
+
+DEFAULT_KEY = "default"
+LOST_MEMORY_S = 3600.0  # longer than a rollout: after this, nobody comes back for a lost lease
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """What one owner waits for or holds under one key."""
+
+    pool: Pool
+    ticket: int
+    owner: str
+    key: str
+    attempt: int
+    lease_id: str
+    token: str
+    waiters: "list[asyncio.Future[LeaseInfo]]" = field(default_factory=list)
+    member_id: str = ""
+    info: LeaseInfo | None = None  # None while it waits, and while its member is being reset
+    incarnation: int = 0
+    delivered: bool = False  # somebody returned with it: it is theirs to release
+    lost: str | None = None
+    lost_at: float = 0.0
+
+    @property
+    def live(self) -> bool:
+        """True while the lease is held or on its way."""
+        return self.lost is None
+
+    def enter(self) -> "Entry":
+        """One more who waits for the answer."""
+        future: asyncio.Future[LeaseInfo] = asyncio.get_running_loop().create_future()
+        self.waiters.append(future)
+        return Entry(self, future)
+
+    def check(self, pool: Pool, attempt: int) -> None:
+        """Refuse what this claim cannot be: another pool, an earlier attempt, or a lost lease.
+
+        Raises:
+            SpecMismatch, LeaseLost.
+        """
+        if self.pool is not pool:
+            mine, wanted = (
+                f"pool {p.spec.name} (spec {p.spec.resource.identity()})" for p in (self.pool, pool)
+            )
+            raise SpecMismatch(
+                f"owner {self.owner}: key {self.key} stands for {mine}, not for {wanted}",
+                hints=("use another key for the other resource, or leave the key out",),
+            )
+        if attempt < self.attempt:
+            raise LeaseLost(
+                f"owner {self.owner}: attempt {attempt} is over, attempt {self.attempt} has begun"
+            )
+        if self.lost is not None:
+            raise self.lost_error()
+
+    def serve(self) -> None:
+        """Give everybody who waits the lease."""
+        for future in self.waiters:
+            if self.info is not None and not future.done():
+                future.set_result(self.info)
+
+    def fail(self, error: Exception) -> None:
+        """Give everybody who waits the error."""
+        for future in self.waiters:
+            if not future.done():
+                future.set_exception(error)
+
+    def lost_error(self) -> LeaseLost:
+        """What the owner of a lost claim is told."""
+        return LeaseLost(
+            f"lease of pool {self.pool.spec.name}, owner {self.owner}, key {self.key}: lost: {self.lost}",
+            incarnation=self.incarnation,
+            hints=(
+                "release it and acquire again, or begin the next attempt: what was in the member is gone",
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call's part in a claim."""
+
+    claim: Claim
+    future: "asyncio.Future[LeaseInfo]"
+
+    def leave(self) -> bool:
+        """Take part no longer. True: nobody is left who could release the claim, so it must end."""
+        self.claim.waiters.remove(self.future)
+        if self.future.done() and not self.future.cancelled():
+            self.future.exception()  # seen, so that it is not reported as lost
+        return not self.claim.waiters and not self.claim.delivered
+
+
+class Claims:
+    """The claims of one engine, by name, by lease and by ticket."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str, str], Claim] = {}
+        self._leases: dict[str, Claim] = {}
+        self._tickets: dict[tuple[str, int], Claim] = {}
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter(list(self._leases.values()))
+
+    def find(self, owner: str, key: str, pool: Pool) -> Claim | None:
+        """The claim that the owner has under this key."""
+        return self._names.get(_name(owner, key, pool))
+
+    def of_lease(self, lease_id: str) -> Claim | None:
+        """The claim with this lease, if it has not ended."""
+        return self._leases.get(lease_id)
+
+    def of_ticket(self, pool: Pool, ticket: int) -> Claim | None:
+        """The claim that the pool knows by this ticket."""
+        return self._tickets.get((pool.spec.name, ticket))
+
+    def open(self, pool: Pool, key: str, owner: str, attempt: int) -> Claim:
+        """A new claim, in the pool's queue.
+
+        Raises:
+            Saturated: the pool admits no more waiters.
+        """
+        claim = Claim(pool, pool.ask(), owner, key, attempt, secrets.token_hex(8), secrets.token_hex(16))
+        self._names[_name(owner, key, pool)] = claim
+        self._leases[claim.lease_id] = claim
+        self._tickets[pool.spec.name, claim.ticket] = claim
+        return claim
+
+    def end(self, claim: Claim) -> None:
+        """Forget a claim."""
+        if self._leases.pop(claim.lease_id, None) is not None:
+            del self._names[_name(claim.owner, claim.key, claim.pool)]
+            del self._tickets[claim.pool.spec.name, claim.ticket]
+
+    def lose(self, claim: Claim, reason: str, now: float) -> None:
+        """Mark a claim as lost, and forget those that were lost long ago."""
+        claim.lost, claim.lost_at = reason, now
+        for other in self:
+            if other.lost is not None and now >= other.lost_at + LOST_MEMORY_S:
+                self.end(other)
+
+
+def _name(owner: str, key: str, pool: Pool) -> tuple[str, str, str]:
+    return owner, key, pool.spec.name if key == DEFAULT_KEY else ""

@@ -1,0 +1,185 @@
+"""The members of an engine as tasks: what is being done to each, and that nothing of it is lost.
+
+Guarantees:
+1. Starts, resets and stops are tasks of the engine. No caller's cancellation reaches them.
+2. Every call to a runner has a deadline.
+3. A reset or a stop of a member begins only when no lease, renewal or probe of it is on its way; a stop
+   cancels a start or reset of it and waits until that has ended. A start that ends well all the same is
+   stopped.
+4. A stop that fails is tried again until it succeeds; until then the member counts.
+
+Not here: which member is started, reset or stopped, and why (``pool``); who holds it (``engine``).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfly.resources.actions import Reason
+from agentfly.resources.errors import StartFailed
+from agentfly.resources.pool import Pool
+from agentfly.resources.runners.base import Member, Runner
+
+logger = logging.getLogger(__name__)
+
+CALL_S = 10.0  # lease, renewal, probe: an answer of a few bytes from a daemon that has nothing else to do
+START_S = 900.0  # a large model on a slow disk; runners with shorter starts have their own, shorter bounds
+RESET_S = 60.0  # a reset that takes longer than the start of a container is no use
+STOP_S = 30.0  # a graceful end and the kill after it
+STOP_RETRY_S = (1.0, 30.0)  # first and longest pause before a failed stop is tried again
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """One member: what it is, once it has started, and what is being done to it."""
+
+    id: str
+    pool: Pool
+    runner: Runner
+    member: Member | None = None
+    work: "asyncio.Task[None] | None" = None  # its start or its reset
+    calls: "set[asyncio.Task[None]]" = field(default_factory=set)
+
+    def started(self) -> Member:
+        """The member of a slot that has one."""
+        if self.member is None:
+            raise RuntimeError(f"member {self.id}: was used before it started")
+        return self.member
+
+
+class Members:
+    """All members of one engine. ``turn`` is called after every piece of news."""
+
+    def __init__(self, turn: Callable[[], None]) -> None:
+        self._turn = turn
+        self._slots: dict[str, _Slot] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def member(self, member_id: str) -> Member:
+        """The member of this id, which has started."""
+        return self._slots[member_id].started()
+
+    def start(self, pool: Pool, runner: Runner, member_id: str) -> None:
+        """Begin the start of a new member."""
+        slot = self._slots[member_id] = _Slot(member_id, pool, runner)
+        slot.work = self._spawn(self._start(slot), f"start {member_id}")
+
+    def reset(self, member_id: str) -> None:
+        """Begin the reset of a member."""
+        slot = self._slots[member_id]
+        slot.work = self._spawn(self._reset(slot), f"reset {member_id}")
+
+    def stop(self, member_id: str, reason: Reason) -> None:
+        """Begin the end of a member, whatever is being done to it."""
+        self._spawn(self._stop(self._slots[member_id], reason), f"stop {member_id}")
+
+    def probe(self, member_id: str) -> None:
+        """Ask a member whether it lives."""
+        self.call(member_id, self._probe(self._slots[member_id]))
+
+    def call(self, member_id: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run a short exchange with a member, for which its reset and its stop wait."""
+        slot = self._slots[member_id]
+        task = self._spawn(work, f"call {member_id}")
+        slot.calls.add(task)
+        task.add_done_callback(slot.calls.discard)
+        return task
+
+    async def lease(self, member_id: str, owner: str, attempt: int, token: str) -> None:
+        """Lease a member, or renew its lease, for the TTL of its pool."""
+        slot = self._slots[member_id]
+        async with asyncio.timeout(CALL_S):
+            await slot.runner.lease(slot.started(), owner, attempt, token, slot.pool.spec.lease_ttl_s)
+
+    async def alive(self, member_id: str) -> bool:
+        """What the runner's probe says; no answer in time is not a death."""
+        slot = self._slots[member_id]
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await slot.runner.probe(slot.started())
+        except TimeoutError:
+            return True
+        except Exception as error:
+            logger.warning("member %s: probe failed: %s", member_id, describe(error))
+            return False
+
+    async def close(self, within: float) -> list[str]:
+        """Wait for all tasks, cancel those that last longer, and name the members that are left."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within
+        while self._tasks and loop.time() < end:
+            await asyncio.wait(self._tasks, timeout=end - loop.time())
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CALL_S)
+        return sorted(self._slots)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work, name=f"agentfly {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _start(self, slot: _Slot) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(START_S):
+                slot.member = await slot.runner.start(slot.pool.spec.resource, slot.id)
+        except Exception as error:
+            reason = error.reason if isinstance(error, StartFailed) else describe(error)
+            logger.warning("member %s: start failed: %s", slot.id, reason)
+            if slot.pool.start_failed(slot.id, reason, loop.time()):
+                del self._slots[slot.id]
+        else:
+            slot.pool.started(slot.id, loop.time())  # if it is being stopped, that waits for this to end
+        self._turn()
+
+    async def _reset(self, slot: _Slot) -> None:
+        await self._quiet(slot)
+        member = None
+        try:
+            async with asyncio.timeout(RESET_S):
+                member = await slot.runner.reset(slot.started())
+        except Exception as error:
+            logger.warning("member %s: reset failed: %s", slot.id, describe(error))
+        if member is not None:
+            slot.member = member
+        slot.pool.reset_done(slot.id, member is not None, asyncio.get_running_loop().time())
+        self._turn()
+
+    async def _stop(self, slot: _Slot, reason: Reason) -> None:
+        logger.info("member %s: stopping: %s", slot.id, reason)
+        while slot.work is not None and not slot.work.done():
+            slot.work.cancel()
+            await asyncio.wait({slot.work}, timeout=STOP_S)
+        await self._quiet(slot)
+        pause, longest = STOP_RETRY_S
+        while slot.member is not None:
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await slot.runner.stop(slot.member)
+                break
+            except Exception as error:
+                logger.error("member %s: stop failed, next try in %g s: %s", slot.id, pause, describe(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+        del self._slots[slot.id]
+        slot.pool.stopped(slot.id)
+        self._turn()
+
+    async def _probe(self, slot: _Slot) -> None:
+        alive = await self.alive(slot.id)
+        slot.pool.probed(slot.id, alive, asyncio.get_running_loop().time())
+        self._turn()
+
+    async def _quiet(self, slot: _Slot) -> None:
+        while slot.calls:
+            await asyncio.wait(set(slot.calls), timeout=CALL_S)
+
+
+def describe(error: BaseException) -> str:
+    """The text of an error, or its type where it has none (a deadline)."""
+    return str(error) or type(error).__name__

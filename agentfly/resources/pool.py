@@ -1,0 +1,450 @@
+"""The policy of one pool, as a state machine without I/O: events in, one ``decide(now)`` out.
+
+Guarantees:
+1. Members that are starting, free, leased, resetting or stopping together never number more than ``max``.
+2. Waiters are served in the order in which they asked. One whose member dies before the hand-over, or whose
+   own reset fails, is again where its first asking put it.
+3. Free means verified: a member becomes free by a start or by a clean reset, in no other way.
+4. A withdrawn ticket leaves nothing: no place in the queue, no hold on a member, no start that was begun for
+   it and that nobody else needs.
+5. A lease ends at its TTL unless it was renewed; its member is reset before anybody else has it.
+6. A member is retired after ``max_reuses`` or ``max_lifetime_s``, when it was handed back dirty, when it is
+   lost and when a reset does not verify it; never under a holder that still has it.
+7. Starts that fail are tried again after a pause that doubles, one at a time while no member lives. From
+   ``PERMANENT_FAILURES`` on, each failure with no member alive rejects the first waiter with the reason.
+8. ``min`` members are kept; those above it go after ``IDLE_S`` without a holder.
+9. A shared pool has one member with any number of holders. When the last one leaves it is reset, or, if
+   ``min`` is 0, stopped.
+10. Above ``max_pending`` waiters, asking fails at once with an estimate of when to ask again.
+11. News about what is gone or has moved on changes nothing, and says so by returning False.
+12. ``decide`` settles: asked again at the same moment, it has nothing to do.
+
+Not here: the clock, tasks, and who the owner of a ticket is (``engine``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agentfly.resources.actions import (
+    Action,
+    Grant,
+    Lost,
+    Phase,
+    Probe,
+    Reason,
+    Reject,
+    Reset,
+    Start,
+    State,
+    Stop,
+)
+from agentfly.resources.errors import Saturated
+from agentfly.resources.spec import PoolSpec
+
+BACKOFF_S = 1.0  # first pause after a failed start: long enough that a crash loop costs little
+BACKOFF_MAX_S = 30.0  # a repaired image or disk is noticed within this time
+PERMANENT_FAILURES = 5  # failures in a row, 15 s of pauses: more than a hiccup of a busy machine
+IDLE_S = 300.0  # a pool that is used in bursts keeps its members between them
+PROBE_S = 10.0  # how long a dead free member may be counted as ready
+HOLD_WEIGHT = 0.2  # of the newest lease in the running mean of how long leases last
+RETRY_AFTER_S = (1.0, 60.0)  # bounds of what a refused asker is told to wait
+
+
+@dataclass(slots=True)
+class _Member:
+    id: str
+    begun: float
+    cause: int | None  # the waiter this start was begun for; None once it is the pool's own
+    state: State = State.STARTING
+    since: float = 0.0
+    born: float = 0.0
+    probed: float = 0.0
+    leases: int = 0
+    holders: set[int] = field(default_factory=set)
+    condemned: Reason | None = None
+
+
+@dataclass(slots=True)
+class _Ticket:
+    number: int
+    phase: Phase = Phase.WAITING
+    member: str | None = None
+    since: float = 0.0
+    expires: float = 0.0
+    reason: str | None = None  # why it is lost, or, for a waiter, why it will be rejected
+
+
+class Pool:
+    """One pool. ``prefix`` starts the ids of its members."""
+
+    def __init__(self, spec: PoolSpec, *, shared: bool = False, prefix: str | None = None) -> None:
+        self.spec = spec
+        self.shared = shared
+        self.max = 1 if shared else spec.max
+        self.min = min(spec.min, self.max)
+        self.starts = self.resets = self.failures = 0
+        self.last_failure = ""
+        self.closed = False
+        self._prefix = prefix or spec.name
+        self._members: dict[str, _Member] = {}
+        self._tickets: dict[int, _Ticket] = {}  # in the order of asking
+        self._asked = 0
+        self._failed_rounds = 0
+        self._failed_at = float("-inf")
+        self._mean_hold = 0.0
+
+    # Events.
+
+    def ask(self) -> int:
+        """A ticket for one member.
+
+        Raises:
+            Saturated: there are ``max_pending`` waiters already.
+        """
+        waiting = len(self._waiting())
+        if waiting - self._servable() >= self.spec.max_pending:
+            low, high = RETRY_AFTER_S
+            raise Saturated(
+                f"pool {self.spec.name}: {waiting} waiters, which is all that max_pending "
+                f"({self.spec.max_pending}) admits",
+                retry_after=min(max(self._mean_hold * (waiting + 1) / self.max, low), high),
+                hints=(f"raise max ({self.max}) or max_pending of the pool, or lower the concurrency",),
+            )
+        self._asked += 1
+        self._tickets[self._asked] = _Ticket(self._asked)
+        return self._asked
+
+    def withdraw(self, number: int, now: float, *, dirty: bool = False) -> bool:
+        """The ticket's holder or waiter is through with it; a dirty member is not to be used again."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is None:
+            return False
+        if ticket.phase is Phase.HELD:
+            self._mean_hold += HOLD_WEIGHT * (now - ticket.since - self._mean_hold)
+        if ticket.member is not None:
+            member = self._members[ticket.member]
+            member.holders.discard(number)
+            if dirty and member.condemned is None:
+                member.condemned = Reason.DIRTY
+        return True
+
+    def started(self, member_id: str, now: float) -> bool:
+        """The start ended well."""
+        member = self._in(member_id, State.STARTING)
+        if member is None:
+            return False
+        member.state = State.FREE
+        member.since = member.born = member.probed = now
+        return True
+
+    def start_failed(self, member_id: str, reason: str, now: float) -> bool:
+        """The start ended badly and left nothing behind."""
+        member = self._in(member_id, State.STARTING)
+        if member is None:
+            return False
+        del self._members[member_id]
+        self._failed(member, reason, now)
+        return True
+
+    def leased(self, number: int, began: float) -> bool:
+        """The member's daemon knows the lease, asked for at ``began``: the ticket's holder has it."""
+        ticket = self._tickets.get(number)
+        if ticket is None or ticket.phase is not Phase.GRANTED or ticket.member is None:
+            return False
+        ticket.phase, ticket.since, ticket.expires = Phase.HELD, began, began + self.spec.lease_ttl_s
+        member = self._members[ticket.member]
+        member.leases += 1
+        self._proved(member)
+        return True
+
+    def renewed(self, number: int, began: float) -> bool:
+        """The daemon answered a heartbeat that was sent at ``began``. False: there is no such lease."""
+        ticket = self._tickets.get(number)
+        if ticket is None or ticket.phase is Phase.LOST:
+            return False
+        ticket.expires = max(ticket.expires, began + self.spec.lease_ttl_s)
+        return True
+
+    def clean(self, number: int) -> bool:
+        """The holder wants its member, or another, pristine. False: it holds none, or it is shared."""
+        ticket = self._tickets.get(number)
+        if ticket is None or ticket.phase is not Phase.HELD or self.shared:
+            return False
+        ticket.phase = Phase.CLEANING
+        return True
+
+    def reset_done(self, member_id: str, clean: bool, now: float) -> bool:
+        """A reset ended; ``clean`` is the answer of the verification."""
+        member = self._in(member_id, State.RESETTING)
+        if member is None:
+            return False
+        if clean:
+            member.state, member.since, member.probed = State.FREE, now, now
+        else:
+            member.condemned = Reason.RESET_FAILED
+            self._scatter(member, str(Reason.RESET_FAILED))
+        return True
+
+    def lost(self, member_id: str, reason: str, now: float) -> bool:
+        """The member is gone, or is not what it should be."""
+        member = self._in(member_id, State.FREE, State.LEASED, State.RESETTING)
+        if member is None:
+            return False
+        member.condemned = Reason.LOST
+        if member.leases == 0:  # it never worked: as good as a start that failed, and paused like one
+            self._failed(member, reason, now)
+        self._scatter(member, reason)
+        return True
+
+    def probed(self, member_id: str, alive: bool, now: float) -> bool:
+        """A probe was answered."""
+        member = self._in(member_id, State.FREE, State.LEASED)
+        if member is None:
+            return False
+        if not alive:
+            return self.lost(member_id, "the probe found it gone", now)
+        member.probed = now
+        self._proved(member)
+        return True
+
+    def stopped(self, member_id: str) -> bool:
+        """Nothing of the member is left."""
+        if self._in(member_id, State.STOPPING) is None:
+            return False
+        del self._members[member_id]
+        return True
+
+    def close(self) -> None:
+        """From now on everything is stopped and nobody is served."""
+        self.closed = True
+
+    # Decisions.
+
+    def decide(self, now: float) -> list[Action]:
+        """What is to be done, as of ``now``. The pool takes it as begun."""
+        if self.closed:
+            return list(self._stop_all())
+        rules = (self._expire, self._reject, self._retire, self._grant, self._start, self._trim, self._probe)
+        return [action for rule in rules for action in rule(now)]
+
+    def wake_at(self, now: float) -> float | None:
+        """When, after ``now``, ``decide`` may have something to do though nothing happened."""
+        if self.closed:
+            return None
+        times = [t.expires for t in self._tickets.values() if t.phase is Phase.HELD]
+        times.append(self._paused_until())
+        lifetime = self.spec.max_lifetime_s
+        for member in self._members.values():
+            if member.state is State.FREE:
+                times.append(member.since + IDLE_S)
+                if lifetime is not None:
+                    times.append(member.born + lifetime)
+            if self._to_probe(member):
+                times.append(member.probed + PROBE_S)
+        return min((time for time in times if time > now), default=None)
+
+    # What is true now.
+
+    def count(self, *states: State) -> int:
+        """How many members are in one of these states."""
+        return sum(member.state in states for member in self._members.values())
+
+    @property
+    def queued(self) -> int:
+        """How many tickets wait."""
+        return len(self._waiting())
+
+    def ahead(self, number: int) -> int:
+        """How many tickets wait before this one."""
+        return sum(ticket.number < number for ticket in self._waiting())
+
+    def reason(self) -> Reason:
+        """The one word for how the pool is doing."""
+        if self.closed:
+            return Reason.CLOSED
+        if self.start_failing():
+            return Reason.START_FAILING
+        if self._waiting() and len(self._members) >= self.max:
+            return Reason.AT_MAX
+        alive = self.count(State.FREE, State.LEASED, State.RESETTING)
+        return Reason.STARTING if self._waiting() or alive < self.min else Reason.READY
+
+    def start_failing(self) -> bool:
+        """True while the last start failed and no member lives."""
+        return self._failed_rounds > 0 and not self._alive()
+
+    # The rules, in the order in which they are applied.
+
+    def _expire(self, now: float) -> Iterator[Action]:
+        for ticket in list(self._tickets.values()):
+            if ticket.phase is Phase.HELD and ticket.expires <= now:
+                ticket.phase, ticket.reason = Phase.LOST, f"no heartbeat for {self.spec.lease_ttl_s:g} s"
+            if ticket.phase is Phase.LOST:
+                self.withdraw(ticket.number, now)
+                yield Lost(ticket.number, ticket.reason or "")
+
+    def _reject(self, now: float) -> Iterator[Action]:
+        for ticket in self._waiting():
+            if ticket.reason is not None:
+                del self._tickets[ticket.number]
+                yield Reject(ticket.number, ticket.reason)
+
+    def _retire(self, now: float) -> Iterator[Action]:
+        for member in self._members.values():
+            if member.state in (State.STARTING, State.STOPPING):
+                continue
+            holders = [self._tickets[number] for number in member.holders]
+            cleaning = [ticket for ticket in holders if ticket.phase is Phase.CLEANING]
+            if len(holders) > len(cleaning):
+                continue
+            if reason := self._retirement(member, now):
+                for ticket in cleaning:
+                    self._requeue(ticket)
+                yield self._stop(member, reason)
+            elif member.state is State.LEASED:
+                member.state, member.since = State.RESETTING, now
+                self.resets += 1
+                yield Reset(member.id)
+
+    def _grant(self, now: float) -> Iterator[Action]:
+        for member in [m for m in self._members.values() if m.state is State.FREE and m.holders]:
+            for number in member.holders:  # reset for its own holder, who is not in the queue
+                yield self._hand_over(self._tickets[number], member, now)
+        for ticket in self._waiting():
+            # The one that came back last goes out first, so that those above the need stay idle and end.
+            free = [m for m in self._members.values() if self._grantable(m)]
+            if not free:
+                return
+            yield self._hand_over(ticket, max(free, key=lambda m: (m.since, m.id)), now)
+
+    def _start(self, now: float) -> Iterator[Action]:
+        room = self.max - len(self._members)
+        if now < self._paused_until():
+            room = 0
+        elif self.start_failing():
+            room = min(room, 1 - self.count(State.STARTING))
+        caused = {member.cause for member in self._members.values()}
+        causes = (ticket.number for ticket in self._waiting() if ticket.number not in caused)
+        for _ in range(min(room, self._lacking())):
+            self.starts += 1
+            member = _Member(f"{self._prefix}-{self.starts}", begun=now, cause=next(causes, None), since=now)
+            self._members[member.id] = member
+            yield Start(member.id)
+
+    def _trim(self, now: float) -> Iterator[Action]:
+        for member in reversed(list(self._members.values())):
+            abandoned = member.cause is not None and member.cause not in self._tickets
+            if member.state is State.STARTING and abandoned and self._lacking() < 0:
+                yield self._stop(member, Reason.NOT_NEEDED)
+        for member in sorted(self._members.values(), key=lambda m: (m.since, m.id)):
+            idle = member.state is State.FREE and now >= member.since + IDLE_S
+            if idle and self._present() > self.min:
+                yield self._stop(member, Reason.IDLE)
+
+    def _probe(self, now: float) -> Iterator[Action]:
+        for member in self._members.values():
+            if self._to_probe(member) and now >= member.probed + PROBE_S:
+                member.probed = now
+                yield Probe(member.id)
+
+    def _stop_all(self) -> Iterator[Action]:
+        for member in self._members.values():
+            if member.state is not State.STOPPING:
+                for number in list(member.holders):
+                    self._requeue(self._tickets[number])
+                yield self._stop(member, Reason.CLOSED)
+
+    # Their vocabulary.
+
+    def _in(self, member_id: str, *states: State) -> _Member | None:
+        member = self._members.get(member_id)
+        return member if member is not None and member.state in states else None
+
+    def _waiting(self) -> list[_Ticket]:
+        return [ticket for ticket in self._tickets.values() if ticket.phase is Phase.WAITING]
+
+    def _grantable(self, member: _Member) -> bool:
+        if member.condemned or member.state not in (State.FREE, State.LEASED):
+            return False
+        return self.shared or (not member.holders and member.state is State.FREE)
+
+    def _servable(self) -> int | float:
+        free = sum(self._grantable(member) for member in self._members.values())
+        return float("inf") if self.shared and free else free
+
+    def _present(self) -> int:
+        return len(self._members) - self.count(State.STOPPING)
+
+    def _alive(self) -> bool:
+        living = (State.FREE, State.LEASED, State.RESETTING)
+        return any(m.state in living and not m.condemned for m in self._members.values())
+
+    def _lacking(self) -> int:
+        """How many starts are missing; below 0, how many there are too many."""
+        waiting = len(self._waiting())
+        coming = sum(
+            m.state is State.STARTING or (m.state is State.RESETTING and not m.holders)
+            for m in self._members.values()
+        )
+        return max(self.min - self._present(), (min(waiting, 1) if self.shared else waiting) - coming)
+
+    def _retirement(self, member: _Member, now: float) -> Reason | None:
+        if member.condemned or member.state is State.RESETTING:
+            return member.condemned
+        if self.spec.max_reuses is not None and member.leases > self.spec.max_reuses:
+            return Reason.MAX_REUSES
+        if self.spec.max_lifetime_s is not None and now >= member.born + self.spec.max_lifetime_s:
+            return Reason.MAX_LIFETIME
+        return Reason.IDLE if self.shared and member.state is State.LEASED and self.min == 0 else None
+
+    def _to_probe(self, member: _Member) -> bool:
+        # The leases of an exclusive member are renewed at its own daemon: each renewal is a probe.
+        return member.state is State.FREE or (self.shared and member.state is State.LEASED)
+
+    def _paused_until(self) -> float:
+        if self._failed_rounds == 0:
+            return float("-inf")
+        return self._failed_at + min(BACKOFF_S * 2.0 ** min(self._failed_rounds - 1, 16), BACKOFF_MAX_S)
+
+    def _failed(self, member: _Member, reason: str, now: float) -> None:
+        self.failures += 1
+        self.last_failure = reason
+        if member.begun <= self._failed_at:
+            return  # begun before the last failure was known: the same cause, not one more verdict
+        self._failed_rounds += 1
+        self._failed_at = now
+        waiting = self._waiting()
+        if waiting and self._failed_rounds >= PERMANENT_FAILURES and not self._alive():
+            waiting[0].reason = reason
+
+    def _proved(self, member: _Member) -> None:
+        # Older members prove nothing: they lived while the last start failed.
+        if member.begun > self._failed_at:
+            self._failed_rounds = 0
+
+    def _scatter(self, member: _Member, reason: str) -> None:
+        for number in list(member.holders):
+            ticket = self._tickets[number]
+            if ticket.phase is Phase.HELD:
+                ticket.phase, ticket.reason, ticket.member = Phase.LOST, reason, None
+            else:
+                self._requeue(ticket)
+        member.holders.clear()
+
+    def _requeue(self, ticket: _Ticket) -> None:
+        if ticket.member is not None:
+            self._members[ticket.member].holders.discard(ticket.number)
+        ticket.phase, ticket.member = Phase.WAITING, None
+
+    def _hand_over(self, ticket: _Ticket, member: _Member, now: float) -> Grant:
+        ticket.phase, ticket.member = Phase.GRANTED, member.id
+        member.holders.add(ticket.number)
+        member.state, member.since = State.LEASED, now
+        for start in self._members.values():
+            if start.cause == ticket.number:
+                start.cause = None  # another member came first; the start is now the pool's own growth
+        return Grant(ticket.number, member.id)
+
+    def _stop(self, member: _Member, reason: Reason) -> Stop:
+        member.state, member.condemned = State.STOPPING, reason
+        return Stop(member.id, reason)
