@@ -104,6 +104,7 @@ class Capacity(ApiModel):
             holds=lambda self: self.min <= self.max,
             field="max",
             problem="is less than min",
+            hint="raise max or lower min",
         ),
     )
 

@@ -1,0 +1,242 @@
+"""YAML documents as plain values that remember the line of everything.
+
+Guarantees:
+1. Every key and list item has the line it was written on, also below anchors and merge keys.
+2. Scalars mean what they mean to kubectl: 1e-6 is a number, dates and 12:30 are text, yes and off booleans.
+3. What is not one mapping of unique keys per document is a flaw with its line; other documents are read.
+4. No input makes it recurse or grow without bound.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Where = tuple[str | int, ...]
+
+MAX_NODES = 100_000
+"""Nodes of one document after aliases are followed: far above any manifest, far below what fills memory."""
+MAX_DEPTH = 64
+
+_MERGE = "tag:yaml.org,2002:merge"
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something wrong with the text itself. `line` counts from 1; None: the file as a whole."""
+
+    line: int | None
+    where: Where
+    problem: str
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its value, and path -> line for everything in it."""
+
+    line: int
+    value: dict[str, Any]
+    lines: dict[Where, int]
+
+
+@dataclass
+class Reading:
+    """What a text gave."""
+
+    documents: list[Document] = field(default_factory=list)
+    flaws: list[Flaw] = field(default_factory=list)
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes; scalars are typed by the rules of this module instead of YAML 1.1."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML declares it so
+
+
+for _tag, _pattern in (
+    (_MERGE, r"<<"),
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|"),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF"),
+    ("tag:yaml.org,2002:int", r"[-+]?(0|[1-9][0-9]{0,30})"),
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    ),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), None)
+
+
+class _Wrong(Exception):
+    def __init__(self, flaw: Flaw) -> None:
+        self.flaw = flaw
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+class _Builder:
+    """Turns the nodes of one document into a value."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Where, int] = {}
+        self.flaws: list[Flaw] = []
+        self._nodes = 0
+
+    def build(self, node: yaml.Node, where: Where) -> Any:
+        self._nodes += 1
+        if self._nodes > MAX_NODES or len(where) > MAX_DEPTH:
+            raise _Wrong(Flaw(_line(node), where[:1], "is nested too deep or too large"))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, where)
+        if isinstance(node, yaml.SequenceNode):
+            items = []
+            for index, item in enumerate(node.value):
+                self.lines[*where, index] = _line(item)
+                items.append(self.build(item, (*where, index)))
+            return items
+        return self._scalar(node, where)
+
+    def _mapping(self, node: yaml.MappingNode, where: Where) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    merged = {**self._merge(source, where), **merged}
+                continue
+            name = self._key(key, where)
+            if name in own:
+                problem = f"is given twice; first on line {self.lines[*where, name]}"
+                self.flaws.append(Flaw(_line(key), (*where, name), problem, ("remove one of the two",)))
+                continue
+            self.lines[*where, name] = _line(key)
+            own[name] = self.build(value, (*where, name))
+        return {**merged, **own}
+
+    def _merge(self, source: yaml.Node, where: Where) -> dict[str, Any]:
+        if not isinstance(source, yaml.MappingNode):
+            raise _Wrong(Flaw(_line(source), where, "<< needs a mapping"))
+        inner = _Builder()
+        inner._nodes = self._nodes
+        value: dict[str, Any] = inner.build(source, where)
+        self._nodes = inner._nodes
+        self.flaws += inner.flaws
+        self.lines = {**inner.lines, **self.lines}
+        return value
+
+    @staticmethod
+    def _key(key: yaml.Node, where: Where) -> str:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _Wrong(Flaw(_line(key), where, "has a key that is a list or a mapping"))
+        return str(key.value)
+
+    @staticmethod
+    def _scalar(node: yaml.Node, where: Where) -> Any:
+        text = str(node.value)
+        match node.tag.removeprefix("tag:yaml.org,2002:"):
+            case "null":
+                return None
+            case "bool":
+                return _BOOLEANS[text.lower()]
+            case "int":
+                return int(text)
+            case "float":
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+            case "str":
+                return text
+            case tag:
+                raise _Wrong(Flaw(_line(node), where, f"has the tag {tag}, which is not supported"))
+
+
+def _opening(node: yaml.Node, text: str) -> int:
+    """The line of the `---` that begins an empty document: the node itself stands behind it."""
+    lines = text.splitlines()[: node.start_mark.line]
+    return next((n for n in range(len(lines), 0, -1) if lines[n - 1].startswith("---")), 1)
+
+
+def _document(node: yaml.Node, number: int, text: str, reading: Reading) -> None:
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"):
+        hints = ("remove the --- that begins it",)
+        reading.flaws.append(Flaw(_opening(node, text), (), f"document {number} is empty", hints))
+        return
+    if not isinstance(node, yaml.MappingNode):
+        what = "a list" if isinstance(node, yaml.SequenceNode) else "text"
+        hints = ("begin it with apiVersion: agentfly.dev/v1alpha1",)
+        reading.flaws.append(Flaw(_line(node), (), f"document {number} is {what}, not an object", hints))
+        return
+    builder = _Builder()
+    try:
+        value = builder.build(node, ())
+    except _Wrong as wrong:
+        reading.flaws += [*builder.flaws, wrong.flaw]
+        return
+    reading.flaws += builder.flaws
+    reading.documents.append(Document(_line(node), value, builder.lines))
+
+
+def _syntax(error: yaml.YAMLError, text: str) -> Flaw:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        line = int(error.problem_mark.line) + 1
+        written = text.splitlines()[line - 1] if line <= text.count("\n") + 1 and text else ""
+        if "\t" in written[: len(written) - len(written.lstrip())]:
+            return Flaw(line, (), "is indented with a tab", ("use spaces",))
+        return Flaw(line, (), f"not YAML: {error.problem}")
+    position = getattr(error, "position", 0)
+    line = text.count("\n", 0, position) + 1
+    return Flaw(line, (), f"not YAML: character {ord(text[position]):#x} is not allowed")
+
+
+def _nodes(text: str) -> Iterator[yaml.Node]:
+    loader = _Loader(text)
+    try:
+        while (node := loader.get_node() if loader.check_node() else None) is not None:
+            yield node
+    finally:
+        loader.dispose()
+
+
+def read(text: str) -> Reading:
+    """All documents of a text, with what is wrong with it as text. Never raises."""
+    reading = Reading()
+    try:
+        for number, node in enumerate(_nodes(text), start=1):
+            _document(node, number, text, reading)
+    except yaml.YAMLError as error:
+        reading.flaws.append(_syntax(error, text))
+    except RecursionError:
+        reading.flaws.append(Flaw(1, (), "is nested too deep or too large"))
+    if not reading.documents and not reading.flaws:
+        reading.flaws.append(Flaw(None, (), "has no objects"))
+    return reading
+
+
+def read_file(path: Path) -> Reading:
+    """The same for a file, which must be UTF-8."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return Reading(flaws=[Flaw(None, (), f"cannot be read: {error.strerror}")])
+    try:
+        return read(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = f"byte {data[error.start]:#04x} is not UTF-8"
+        return Reading(flaws=[Flaw(line, (), problem, ("save the file as UTF-8",))])
+
+
+def read_value(text: str) -> Any:
+    """One YAML value, as on a command line. ValueError with the reason when it is not one."""
+    try:
+        nodes = list(_nodes(text))
+        return _Builder().build(nodes[0], ()) if nodes else None
+    except yaml.YAMLError as error:
+        raise ValueError(_syntax(error, text).problem) from None
+    except _Wrong as wrong:
+        raise ValueError(wrong.flaw.problem) from None
