@@ -7,6 +7,7 @@ Guarantees:
 3. Importing this module needs pydantic alone: operator and command line render the file without torch.
 """
 
+import os
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -17,6 +18,7 @@ EXIT_STALLED: Final = 86  # the watchdog saw no step for stall_timeout_s
 
 ENV_BROKER: Final = "AGENTFLY_BROKER"  # unix:///path of the broker that hands out sandboxes
 ENV_INFERENCE_URLS: Final = "AGENTFLY_INFERENCE_URLS"  # http://host:port of every vLLM server, by comma
+ENV_CONFIG: Final = "AGENTFLY_TRAINER_CONFIG"  # path of the file, for code of ours that verl instantiates
 ENV_RUN_DIR: Final = "AGENTFLY_RUN_DIR"  # metrics, trajectories, control files; same path in every process
 
 
@@ -85,11 +87,56 @@ class TrainerConfig(BaseModel):
         return self.max_context_tokens - self.max_prompt_tokens
 
     @property
+    def rows(self) -> int:
+        """How many groups the whole run trains on."""
+        return self.steps * self.tasks_per_step
+
+    @property
     def suspend_file(self) -> Path:
         """Its existence asks the trainer to write a checkpoint and end with ``EXIT_SUSPENDED``."""
         return self.run_dir / "control" / "suspend"
 
     @property
+    def suspended_file(self) -> Path:
+        """Says that the attempt ended because it was asked to; holds the step of the checkpoint."""
+        return self.run_dir / "control" / "suspended"
+
+    @property
     def metrics_file(self) -> Path:
         """One JSON line for each finished step, of all attempts."""
         return self.run_dir / "metrics.jsonl"
+
+    @property
+    def trajectories_dir(self) -> Path:
+        """``attempt-A-worker-PID.jsonl``: whole trajectories, one a line."""
+        return self.run_dir / "trajectories"
+
+    @property
+    def outcomes_dir(self) -> Path:
+        """``attempt-A-worker-PID.jsonl``: what a step's metrics need of each rollout, one a line."""
+        return self.run_dir / "outcomes"
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where new weights wait until the inference servers have read them."""
+        return self.run_dir / "weights"
+
+    @property
+    def tasks_file(self) -> Path:
+        """The tasks as JSON lines, fixed by the first attempt."""
+        return self.run_dir / "trainer" / "tasks.jsonl"
+
+    @property
+    def agent_loop_file(self) -> Path:
+        """verl's list of agent loops."""
+        return self.run_dir / "trainer" / "agent_loop.yaml"
+
+    @property
+    def verl_metrics_file(self) -> Path:
+        """What verl itself logs; a file for each attempt, because verl empties the one it opens."""
+        return self.run_dir / "trainer" / f"verl-{self.attempt}.jsonl"
+
+
+def current_config() -> TrainerConfig:
+    """The config of the attempt that this process belongs to."""
+    return TrainerConfig.model_validate_json(Path(os.environ[ENV_CONFIG]).read_text())

@@ -1,0 +1,112 @@
+"""verl's agent loop that plays agentfly's rollouts; runs in the trainer environment.
+
+Guarantees:
+1. A rollout that fails, is masked or finds no infrastructure gives no rows and raises nothing: verl would
+   drop the whole group for an exception (and, in its old trainer, the batch).
+2. An answer by weights that are not the step's raises: the attempt must end.
+3. Every rollout is appended to the trajectories and the outcomes before verl sees it.
+4. At most ``concurrency`` rollouts of a process run at a time.
+"""
+
+import asyncio
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TextIO
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from agentfly.agent import Agent
+from agentfly.broker.client import BrokerClient
+from agentfly.context import Deadlines
+from agentfly.models import Sampling, VLLMModel
+from agentfly.refs import load
+from agentfly.resources.lease import Resources
+from agentfly.rollout import Chain, rollout_one
+from agentfly.rollout.trajectory import Trajectory
+from agentfly.training.config import ENV_BROKER, TrainerConfig, current_config
+from agentfly.training.external_vllm import inference_urls
+from agentfly.training.outcomes import record
+from agentfly.training.pinned import PinnedModel
+from agentfly.training.rows import verl_rows
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """What all rollouts of one process share."""
+
+    config: TrainerConfig
+    agent: Agent
+    strategy: Chain
+    deadlines: Deadlines
+    models: tuple[VLLMModel, ...]
+    resources: Resources
+    slots: asyncio.Semaphore
+    trajectories: TextIO
+    outcomes: TextIO
+
+    def write(self, step: int, trajectory: Trajectory) -> None:
+        """Append the rollout to both files, one whole line each."""
+        self.trajectories.write(trajectory.model_dump_json() + "\n")
+        self.trajectories.flush()
+        self.outcomes.write(json.dumps(record(step, trajectory)) + "\n")
+        self.outcomes.flush()
+
+
+@cache
+def _worker() -> _Worker:
+    """Made by the first rollout of a process; verl makes a new loop object for each rollout."""
+    config = current_config()
+    return _Worker(
+        config=config,
+        agent=load(config.agent_entrypoint, config.base_dir),
+        strategy=Chain(config.max_turns, config.max_tokens_per_turn, config.max_context_tokens),
+        deadlines=Deadlines(
+            call=config.call_timeout_s, turn=config.turn_timeout_s, rollout=config.rollout_timeout_s
+        ),
+        models=tuple(VLLMModel(url) for url in inference_urls()),
+        resources=BrokerClient(os.environ[ENV_BROKER]),
+        slots=asyncio.Semaphore(config.concurrency),
+        trajectories=_append_to(config.trajectories_dir, config.attempt),
+        outcomes=_append_to(config.outcomes_dir, config.attempt),
+    )
+
+
+def _append_to(folder: Path, attempt: int) -> TextIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / f"attempt-{attempt}-worker-{os.getpid()}.jsonl").open("a")
+
+
+class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
+    """One rollout of one task. verl passes the fields of ``TaskDataset`` and its own bookkeeping."""
+
+    async def run(self, sampling_params: dict[str, Any], **fields: Any) -> list[AgentLoopOutput]:
+        """Play the rollout; returns the rows to train on, none if there is nothing to learn from."""
+        worker, step = _worker(), int(fields["global_steps"])
+        group = f"a{worker.config.attempt}-s{step}-t{fields['index']}"
+        rollout_id = f"{group}-r{fields['session_id']}"
+        # The same rollout always asks the same server: its earlier turns are in that server's prefix cache.
+        server = worker.models[zlib.crc32(rollout_id.encode()) % len(worker.models)]
+        # Weights get the number of the step that made them; verl validates with those of the step itself.
+        model = PinnedModel(server, server.base_url, frozenset({str(step - 1), str(step)}))
+        async with worker.slots:
+            trajectory = await rollout_one(
+                worker.agent,
+                json.loads(fields["task"]),
+                model=model,
+                tokenizer=self.tokenizer,
+                resources=worker.resources,
+                strategy=worker.strategy,
+                deadlines=worker.deadlines,
+                sampling=Sampling(temperature=sampling_params["temperature"], top_p=sampling_params["top_p"]),
+                rollout_id=rollout_id,
+                group_id=group,
+                max_infra_retries=worker.config.max_infra_retries,
+            )
+        worker.write(step, trajectory)
+        if model.stale is not None:
+            raise model.stale
+        return [AgentLoopOutput(**row) for row in verl_rows(trajectory, step - 1)]

@@ -1,0 +1,95 @@
+"""The metrics of a run: one line for each step, made of what verl logs and what the rollouts left.
+
+Guarantees:
+1. Every step that verl logged is one line of ``metrics.jsonl``, in order, appended whole; the lines of
+   earlier attempts stay.
+2. A value that verl did not log, or that is no finite number, is left out: never written as null or NaN.
+3. A step above ``max_drift_fraction`` ends the run with an error that names both numbers.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentfly.errors import AgentflyError
+from agentfly.training.config import TrainerConfig
+from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
+
+_NAMES = {  # ours -> verl's
+    "step_seconds": "timing_s/step",
+    "rollout_seconds": "timing_s/gen",
+    "update_seconds": "timing_s/update_actor",
+    "weights_seconds": "timing_s/update_weights",
+    "checkpoint_seconds": "timing_s/save_checkpoint",
+    "prob_diff_max": "training/rollout_probs_diff_max",
+    "prob_diff_mean": "training/rollout_probs_diff_mean",
+    "loss": "actor/pg_loss",
+    "grad_norm": "actor/grad_norm",
+    "entropy": "actor/entropy",
+    "clip_fraction": "actor/pg_clipfrac",
+    "learning_rate": "actor/lr",
+    "response_tokens": "response_length/mean",
+    "prompt_tokens": "prompt_length/mean",
+}
+
+
+def step_line(
+    step: int, attempt: int, now: float, logged: Mapping[str, Any], outcomes: StepOutcomes
+) -> dict[str, Any]:
+    """One line. ``now`` is Unix time; ``tokens`` are sampled ones, ``tokens_per_s`` over the whole step."""
+    line: dict[str, Any] = {"step": step, "attempt": attempt, "time": round(now, 3)}
+    line |= outcomes.metrics()
+    for ours, theirs in _NAMES.items():
+        value = logged.get(theirs)
+        if isinstance(value, int | float) and math.isfinite(value):
+            line[ours] = value
+    if seconds := line.get("step_seconds"):
+        line["tokens_per_s"] = line["tokens"] / seconds
+    return line
+
+
+class MetricsFollower:
+    """Turns verl's log into the run's metrics while the run goes on."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._logged = LineReader(config.verl_metrics_file)
+        self.outcomes = OutcomeReader(config.outcomes_dir, config.attempt)
+
+    def poll(self) -> int:
+        """Append the steps that ended since the last call; returns how many.
+
+        Raises:
+            AgentflyError: a step has more drift than the run allows.
+        """
+        entries = self._logged.read()
+        if entries:
+            self.outcomes.read()  # after verl's line: all rollouts of that step are on disk by then
+        for entry in entries:
+            step = int(entry["step"])
+            outcomes = self.outcomes.steps.pop(step, StepOutcomes())
+            line = step_line(step, self._config.attempt, time.time(), entry["data"], outcomes)
+            with self._config.metrics_file.open("a") as handle:
+                handle.write(json.dumps(line) + "\n")
+            self._check_drift(step, line["drift_fraction"])
+        return len(entries)
+
+    def unfinished(self) -> str:
+        """What the rollouts of steps that never ended came to, for the error of a failed attempt."""
+        self.outcomes.read()
+        parts = []
+        for step, outcomes in sorted(self.outcomes.steps.items()):
+            counts = ", ".join(f"{n} {name}" for name, n in outcomes.counts.items())
+            reasons = ", ".join(f"{reason} x {n}" for reason, n in outcomes.reasons.most_common(5))
+            parts.append(f"step {step}: {counts}" + (f" ({reasons})" if reasons else ""))
+        return "; ".join(parts)
+
+    def _check_drift(self, step: int, fraction: float) -> None:
+        limit = self._config.max_drift_fraction
+        if limit is not None and fraction > limit:
+            raise AgentflyError(
+                f"maxDriftFraction: {fraction:.4f} of step {step}'s tokens drifted, the limit is {limit}",
+                hints=["use a chat template that does not rewrite history, or raise maxDriftFraction"],
+            )

@@ -1,0 +1,110 @@
+"""What the metrics of a step need of each of its rollouts: written by the rollouts, summed by the driver.
+
+Guarantees:
+1. Every rollout leaves one record, whatever its outcome; it is written before verl can see the rollout.
+2. A rollout without a reward is counted and never enters the mean: nothing that broke is a reward of 0.
+"""
+
+import json
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentfly.rollout.outcomes import Scored
+from agentfly.rollout.trajectory import Trajectory
+
+
+def record(step: int, trajectory: Trajectory) -> dict[str, Any]:
+    """One rollout as JSON."""
+    outcome = trajectory.outcome
+    return {
+        "step": step,
+        "outcome": outcome.type,
+        "reason": "" if isinstance(outcome, Scored) else outcome.reason,
+        "reward": trajectory.reward,
+        "turns": trajectory.turns,
+        "tool_calls": len(trajectory.tool_calls),
+        "sampled_tokens": trajectory.sampled_tokens,
+        "tokens": trajectory.drift.tokens,
+        "drifted_tokens": trajectory.drift.drifted,
+        "seconds": trajectory.seconds,
+    }
+
+
+@dataclass
+class StepOutcomes:
+    """The sum over the rollouts of one step."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    rewards: list[float] = field(default_factory=list)
+    turns: int = 0
+    tool_calls: int = 0
+    sampled_tokens: int = 0
+    tokens: int = 0
+    drifted_tokens: int = 0
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Count one record."""
+        self.counts[entry["outcome"]] += 1
+        if entry["reason"]:
+            self.reasons[entry["reason"]] += 1
+        if entry["reward"] is not None:
+            self.rewards.append(entry["reward"])
+        for name in ("turns", "tool_calls", "sampled_tokens", "tokens", "drifted_tokens"):
+            setattr(self, name, getattr(self, name) + entry[name])
+
+    def metrics(self) -> dict[str, Any]:
+        """The part of a step's metrics that comes from its rollouts; no reward where none was scored."""
+        total = self.counts.total()
+        values: dict[str, Any] = {
+            "tokens": self.sampled_tokens,
+            "rollouts": {name: self.counts[name] for name in ("scored", "masked", "failed")},
+            "drift_fraction": self.drifted_tokens / self.tokens if self.tokens else 0.0,
+            "turns": self.turns / total if total else 0.0,
+            "tool_calls": self.tool_calls / total if total else 0.0,
+        }
+        if self.reasons:
+            values["reasons"] = dict(self.reasons)
+        if self.rewards:
+            values["reward"] = statistics.fmean(self.rewards)
+            values["reward_std"] = statistics.pstdev(self.rewards)
+        return values
+
+
+class LineReader:
+    """The complete lines that were added to a file since the last call; the file may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Parse the new lines as JSON; a line still being written is left for the next call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as handle:
+            handle.seek(self._offset)
+            data = handle.read()
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        return [json.loads(line) for line in data[:complete].splitlines()]
+
+
+class OutcomeReader:
+    """Sums the records of all workers of one attempt."""
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        self._folder = folder
+        self._pattern = f"attempt-{attempt}-*.jsonl"
+        self._files: dict[Path, LineReader] = {}
+        self.steps: defaultdict[int, StepOutcomes] = defaultdict(StepOutcomes)
+
+    def read(self) -> None:
+        """Take in what was written since the last call."""
+        for path in self._folder.glob(self._pattern):
+            reader = self._files.setdefault(path, LineReader(path))
+            for entry in reader.read():
+                self.steps[entry["step"]].add(entry)

@@ -1,0 +1,40 @@
+"""A model that may answer with the weights of the step alone.
+
+Guarantees:
+1. An answer by other weights than the step's is never trained on: it is not returned.
+2. The mismatch is remembered for the whole process: a server that lost its weights (a restart loads the
+   initial ones) ends the attempt instead of turning its rollouts into failures one by one.
+"""
+
+from collections.abc import Sequence
+
+from agentfly.errors import AgentflyError
+from agentfly.models import ModelUnavailable, Sampled, Sampling, TokenModel
+
+
+class StaleWeights(AgentflyError):
+    """A server answers with weights that the trainer did not give it."""
+
+
+class PinnedModel:
+    """Passes calls on and checks the version of the weights in every answer."""
+
+    def __init__(self, model: TokenModel, name: str, versions: frozenset[str]) -> None:
+        self._model = model
+        self._name = name
+        self._versions = versions
+        self.stale: StaleWeights | None = None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+    ) -> Sampled:
+        """See ``TokenModel.generate``."""
+        sampled = await self._model.generate(prompt_ids, sampling, request_id=request_id, deadline=deadline)
+        if sampled.weight_version not in self._versions:
+            wanted = " or ".join(sorted(self._versions))
+            self.stale = StaleWeights(
+                f"model {self._name}: answered with weights {sampled.weight_version!r}, not {wanted}",
+                hints=["the server was restarted and has its initial weights: start the trainer again"],
+            )
+            raise ModelUnavailable(str(self.stale))
+        return sampled

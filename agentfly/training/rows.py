@@ -1,0 +1,45 @@
+"""A trajectory in verl's terms, without verl.
+
+Guarantees:
+1. Only a scored rollout is trained on; anything else gives no rows, and verl goes on with the rest of the
+   group.
+2. All rows have the same fields: verl stacks them.
+3. The reward stands on the last row of the rollout; verl gives it to the others.
+"""
+
+from typing import Any
+
+from agentfly.rollout.trajectory import Trajectory
+
+
+def verl_rows(trajectory: Trajectory, weights: int) -> list[dict[str, Any]]:
+    """Arguments for one ``AgentLoopOutput`` for each row.
+
+    Args:
+        trajectory: the rollout.
+        weights: the version of the weights that verl expects the step's rollouts to come from.
+    """
+    if trajectory.reward is None:
+        return []
+    last = len(trajectory.rows) - 1
+    tool_seconds = sum(call.seconds for call in trajectory.tool_calls)
+    return [
+        {
+            "prompt_ids": row.prompt_ids,
+            "response_ids": row.response_ids,
+            "response_mask": list(row.response_mask),
+            "response_logprobs": list(row.logprobs),
+            "reward_score": trajectory.reward if number == last else None,
+            "num_turns": 1 + trajectory.turns + len(trajectory.tool_calls),
+            "metrics": {"generate_sequences": trajectory.seconds, "tool_calls": tool_seconds},
+            "extra_fields": {
+                "min_global_steps": weights,
+                "max_global_steps": weights,
+                "global_steps": weights,
+                "reward_extra_info": {},
+                "turn_scores": [],
+                "tool_rewards": [],
+            },
+        }
+        for number, row in enumerate(trajectory.rows)
+    ]
