@@ -1,0 +1,1 @@
+"""The resource engine as an HTTP service, so that many processes share one bound, and its client."""

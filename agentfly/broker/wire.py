@@ -1,0 +1,140 @@
+"""What broker and client say to each other: paths, bodies, and errors that keep their type.
+
+Guarantees:
+1. An error of layer IV arrives as the type it was raised as, with its message, its hints and its fields.
+2. A body with a field that is not known, or without one that is needed, is refused.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentfly.resources.errors import (
+    Infra,
+    LeaseLost,
+    PoolNotFound,
+    ResourceError,
+    Saturated,
+    SpecMismatch,
+    StartFailed,
+    Timeout,
+)
+from agentfly.resources.lease import Request, Scope
+from agentfly.resources.spec import AnySpec, ResourceSpec, parse_spec
+
+ACQUIRE = "/v1/acquire"
+ACQUIRE_MANY = "/v1/acquire_many"
+RELEASE = "/v1/release"
+RELEASE_OWNER = "/v1/release_owner"
+HEARTBEAT = "/v1/heartbeat"
+RESET = "/v1/reset"
+STATUS = "/v1/status"
+
+STATUS_OF: dict[type[ResourceError], int] = {
+    Timeout: 504,
+    Saturated: 429,
+    LeaseLost: 410,
+    StartFailed: 503,
+    Infra: 502,
+    SpecMismatch: 409,
+    PoolNotFound: 404,
+    ResourceError: 400,
+}
+FIELDS = ("retry_after", "incarnation", "reason")  # of errors, beside message and hints
+_TYPES = {kind.__name__: kind for kind in STATUS_OF}
+
+
+class Body(BaseModel):
+    """A request of a client."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Wanted(Body):
+    """One resource: a pool by name, or a spec."""
+
+    pool: str | None = None
+    spec: AnySpec | None = None
+    key: str = "default"
+    scope: Scope = "rollout"
+
+    @classmethod
+    def of(cls, request: Request) -> "Wanted":
+        """The wire form of a request."""
+        wanted = request.pool_or_spec
+        if isinstance(wanted, ResourceSpec):
+            return cls(spec=parse_spec(wanted.model_dump()), key=request.key, scope=request.scope)
+        return cls(pool=wanted, key=request.key, scope=request.scope)
+
+    def request(self) -> Request:
+        """The request that this is the wire form of.
+
+        Raises:
+            ResourceError: neither a pool nor a spec is named, or both are.
+        """
+        wanted = self.spec if self.pool is None else self.pool
+        if wanted is None or (self.pool is not None and self.spec is not None):
+            raise ResourceError("acquire: needs a pool or a spec, and not both")
+        return Request(wanted, self.key, self.scope)
+
+
+class AcquireManyBody(Body):
+    """``deadline_s`` is how long the broker may wait, in seconds."""
+
+    requests: list[Wanted]
+    owner: str
+    attempt: int = 0
+    deadline_s: float = Field(default=600.0, ge=0)
+
+
+class AcquireBody(Wanted):
+    """One resource for one owner."""
+
+    owner: str
+    attempt: int = 0
+    deadline_s: float = Field(default=600.0, ge=0)
+
+
+class ReleaseBody(Body):
+    """A lease to end."""
+
+    lease_id: str
+    dirty: bool = False
+
+
+class ReleaseOwnerBody(Body):
+    """An owner that is through."""
+
+    owner: str
+    attempt: int | None = None
+
+
+class HeartbeatBody(Body):
+    """All leases of one client."""
+
+    lease_ids: list[str]
+
+
+class ResetBody(Body):
+    """A lease whose member is to be pristine."""
+
+    lease_id: str
+
+
+def error_to_wire(error: ResourceError) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and body of an error."""
+    kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
+    fields = {name: getattr(error, name) for name in FIELDS if hasattr(error, name)}
+    content = {"code": kind.__name__, "message": error.message, "hints": list(error.hints), **fields}
+    return STATUS_OF[kind], {"error": content}
+
+
+def error_from_wire(body: Any) -> ResourceError:
+    """The error in an answer; one that is not ours (a proxy's, say) is ``Infra``."""
+    content = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(content, dict) or content.get("code") not in _TYPES:
+        return Infra(f"broker: answered what is not an answer: {str(body)[:200]}")
+    fields = {name: content[name] for name in FIELDS if name in content}
+    return _TYPES[content["code"]](
+        str(content.get("message")), hints=tuple(content.get("hints", ())), **fields
+    )
