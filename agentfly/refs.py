@@ -1,19 +1,19 @@
 """References to Python objects: `agent.py:agent` (a file) and `package.module:name` (something importable).
 
 Guarantees:
-1. A file is run once per call under a module name of its own, so that two files of the same name never meet.
-2. Tracebacks show the file's lines, and what the module defines can be pickled and inspected: the module stays in
-   `sys.modules` under that name. It does not when running it failed.
-3. A file may import what stands beside it.
-4. What is wrong is told apart: the form, the file or module, the name in it, or an exception while it ran, with
-   the exception's type, text and place.
+1. A file is run once, under a module name made of its path and content: two files of one name never meet, two
+   references into one file get the same module, and an edited file is run anew.
+2. The module stays in `sys.modules` under that name, so that tracebacks, `inspect` and pickle find it. A
+   module that failed does not stay.
+3. A file may import what stands beside it, as a script may.
+4. What is wrong is told apart: the form, the file or module, the name in it, or an exception while it ran,
+   with the exception's type, text and place.
 """
 
 import difflib
 import hashlib
 import importlib
 import importlib.util
-import itertools
 import sys
 import traceback
 from pathlib import Path
@@ -37,25 +37,18 @@ def load(reference: str, base: Path) -> Any:
     Raises:
         ReferenceFailed: see guarantee 4.
     """
-    place, colon, name = reference.rpartition(":")
-    if not colon or not place or not name.isidentifier():
-        raise ReferenceFailed(
-            f"{reference}: is not a reference to Python",
-            hints=["write file.py:name or package.module:name, as in agent.py:agent"],
-        )
+    place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        hints = ["write file.py:name or package.module:name, as in agent.py:agent"]
+        raise ReferenceFailed(f"{reference}: is not a reference to Python", hints=hints)
     module = _file(reference, base / place) if place.endswith(".py") else _module(reference, place)
     try:
         return getattr(module, name)
     except AttributeError:
         known = [word for word in vars(module) if not word.startswith("_")]
         near = difflib.get_close_matches(name, known, n=1)
-        hints = (
-            [f"did you mean {place}:{near[0]}?"] if near else [f"define {name} at the top level of {place}"]
-        )
-        raise ReferenceFailed(f"{reference}: {place} has no {name}", hints=hints) from None
-
-
-_COUNTER = itertools.count()
+        hint = f"did you mean {place}:{near[0]}?" if near else f"define {name} at the top level of {place}"
+        raise ReferenceFailed(f"{reference}: {place} has no {name}", hints=[hint]) from None
 
 
 def _module(reference: str, name: str) -> ModuleType:
@@ -66,7 +59,7 @@ def _module(reference: str, name: str) -> ModuleType:
             raise _raised(reference, error) from error
         hints = ["install it, or write file.py:name for a file beside the manifest"]
         raise ReferenceFailed(f"{reference}: Python finds no module {error.name}", hints=hints) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(reference, error) from error
 
 
@@ -74,23 +67,26 @@ def _file(reference: str, path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise ReferenceFailed(f"{reference}: {path} is not a file", hints=_beside(path))
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{path.stem}_{digest}_{next(_COUNTER)}"
+    source = path.read_bytes()
+    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:12]
+    name = f"{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ReferenceFailed(f"{reference}: {path} is not a file that Python can import")
+    assert spec is not None, "a path that ends in .py always has a loader"
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     sys.modules[name] = module
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
     try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
+        # Not through the loader: its cached bytecode takes an edit of equal size in the same second for no edit.
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        if not isinstance(error, Exception):
-            raise
         raise _raised(reference, error) from error
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -100,14 +96,13 @@ def _beside(path: Path) -> list[str]:
     return [f"did you mean {near[0]}?"] if near else [f"make {path.name}, or correct the reference"]
 
 
-def _raised(reference: str, error: Exception) -> ReferenceFailed:
-    """The error of code that raised while it was run, with the innermost line that is not the import system."""
-    what = f"{type(error).__name__}: {error}"
+def _raised(reference: str, error: BaseException) -> ReferenceFailed:
+    """The error of code that raised while it ran, with its innermost line outside the import system."""
     if isinstance(error, SyntaxError) and error.filename:
-        return ReferenceFailed(f"{reference}: {error.filename}:{error.lineno} raised {what}")
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
-    ]
-    own = [frame for frame in frames if frame.filename != __file__]
-    place = f"{own[-1].filename}:{own[-1].lineno}" if own else "its import"
-    return ReferenceFailed(f"{reference}: {place} raised {what}")
+        place, text = f"{error.filename}:{error.lineno}", error.msg
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+        place = f"{own[-1].filename}:{own[-1].lineno}" if own else "its import"
+        text = str(error)
+    return ReferenceFailed(f"{reference}: {place} raised {type(error).__name__}: {text}")

@@ -87,7 +87,7 @@ class _Draft:
         self.flags[assignment.where] = assignment.flag
 
     def error(self, file: str, complaint: Complaint) -> ManifestError:
-        """The complaint with its place: the flag that set the field or what is above it, else the nearest line."""
+        """The complaint with its place: the flag that set the field or a block above it, else a line."""
         above = [complaint.where[:length] for length in range(len(complaint.where), 0, -1)]
         flag = next((self.flags[where] for where in above if where in self.flags), None)
         lines = self.document.lines
