@@ -1,0 +1,115 @@
+"""The values that travel between a caller and the daemon of its sandbox.
+
+Guarantees:
+1. Every value is immutable and made of plain types.
+2. ``ExecResult.text`` never hides that output was dropped.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+State = Literal["free", "leased", "dirty"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a daemon listens: ``unix:///path/to/socket`` or ``http://host:port``."""
+
+    address: str
+
+    @property
+    def socket_path(self) -> str | None:
+        """The path of the unix socket, or None for TCP."""
+        return self.address.removeprefix("unix://") if self.address.startswith("unix://") else None
+
+    @property
+    def base_url(self) -> str:
+        """What a request path is appended to; over a unix socket the host name is a formality."""
+        return "http://sandbox" if self.socket_path is not None else self.address.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How one command ended.
+
+    Attributes:
+        exit_code: 127 = not found, 126 = could not be started, 128 + signal when a signal ended it.
+        signal: the signal's number, or None.
+        oom: the kernel killed a process of this sandbox for memory while the command ran.
+        wall_s: seconds from start to end.
+        cpu_s: seconds of processor time of the command and of the children it waited for.
+    """
+
+    exit_code: int
+    signal: int | None
+    stdout: str
+    stderr: str
+    stdout_truncated: bool
+    stderr_truncated: bool
+    timed_out: bool
+    oom: bool
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def text(self) -> str:
+        """Standard output, then standard error, with a mark where either was cut."""
+        parts = (
+            _marked(self.stdout, "stdout", self.stdout_truncated),
+            _marked(self.stderr, "stderr", self.stderr_truncated),
+        )
+        return "\n".join(part.rstrip("\n") for part in parts if part)
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """Read the daemon's answer to ``/exec``."""
+        return cls(
+            exit_code=body["exitCode"],
+            signal=body["signal"],
+            stdout=body["stdout"],
+            stderr=body["stderr"],
+            stdout_truncated=body["stdoutTruncated"],
+            stderr_truncated=body["stderrTruncated"],
+            timed_out=body["timedOut"],
+            oom=body["oom"],
+            wall_s=body["wallSeconds"],
+            cpu_s=body["cpuSeconds"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The daemon's account of itself. Times in seconds; ``expires_in_s`` is None without a lease."""
+
+    state: State
+    incarnation: int
+    leases: int
+    owner: str | None
+    expires_in_s: float | None
+    idle_s: float
+    version: str
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """Read the daemon's answer to ``/healthz``."""
+        return cls(
+            state=body["state"],
+            incarnation=body["incarnation"],
+            leases=body["leases"],
+            owner=body["owner"],
+            expires_in_s=body["expiresInSeconds"],
+            idle_s=body["idleSeconds"],
+            version=body["version"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReport:
+    """Whether the sandbox is verified clean; if not, the first thing that differs."""
+
+    clean: bool
+    reason: str | None = None
+
+
+def _marked(text: str, stream: str, truncated: bool) -> str:
+    return f"{text}\n[{stream}: the rest was dropped]" if truncated else text

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"agentfly.dev/sandboxd/lease"
+	"agentfly.dev/sandboxd/proc"
+)
+
+// Every bound of the daemon, with its reason.
+const (
+	maxConfigBytes  = 64 << 10         // a token, a few paths, an environment
+	maxHeaderBytes  = 16 << 10         // a request has one header of ours
+	headerTimeout   = 10 * time.Second // a client that stalls in its header holds a connection
+	idleTimeout     = 10 * time.Minute // rollouts pause between calls while the model thinks
+	maxLeaseBytes   = 16 << 10
+	maxExecBytes    = 8 << 20  // standard input travels in the request
+	maxFileBytes    = 64 << 20 // streamed; the bound is on time, not on memory
+	maxOutputBytes  = 1 << 20  // times maxCommands times two streams = what a flood can make us keep
+	maxCommands     = 16       // at once
+	maxTimeout      = 24 * time.Hour
+	maxTTL          = time.Hour
+	defaultOutput   = 64 << 10
+	defaultTimeout  = 30 * time.Second
+	killWait        = 5 * time.Second // of a reset; a process in an uninterruptible call condemns
+	defaultFileMode = 0o644
+)
+
+// access says which token a route needs. Its zero value is not a route.
+type access int
+
+const (
+	public access = iota + 1
+	adminOnly
+	leaseHolder
+)
+
+// reply is what a handler returns: a value to show as JSON, or a file to stream.
+type reply struct {
+	value any
+	file  *os.File
+	size  int64
+}
+
+type route struct {
+	method, path string
+	access       access
+	limit        int64 // bytes of request body
+	handle       func(*server, http.ResponseWriter, *http.Request) (reply, error)
+}
+
+var routes = []route{
+	{"GET", "/healthz", public, 0, (*server).health},
+	{"POST", "/lease", adminOnly, maxLeaseBytes, (*server).takeLease},
+	{"POST", "/reset", adminOnly, maxLeaseBytes, (*server).reset},
+	{"POST", "/exec", leaseHolder, maxExecBytes, (*server).exec},
+	{"PUT", "/files", leaseHolder, maxFileBytes, (*server).putFile},
+	{"GET", "/files", leaseHolder, 0, (*server).getFile},
+}
+
+// apiError is an error with its place in HTTP.
+type apiError struct {
+	status        int
+	code, message string
+}
+
+func (e apiError) Error() string { return e.message }
+
+func badRequest(message string) error {
+	return apiError{http.StatusBadRequest, "BadRequest", message}
+}
+
+// classify gives every error its one code.
+func classify(err error) apiError {
+	var known apiError
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.Is(err, lease.ErrLost), errors.Is(err, proc.ErrClosed):
+		return apiError{http.StatusGone, "LeaseLost", err.Error()}
+	case errors.Is(err, lease.ErrBusy):
+		return apiError{http.StatusConflict, "Busy", err.Error()}
+	case errors.Is(err, lease.ErrDirty):
+		return apiError{http.StatusConflict, "Dirty", err.Error()}
+	case errors.As(err, &tooLarge):
+		return apiError{http.StatusRequestEntityTooLarge, "TooLarge",
+			"body: more than " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes"}
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return apiError{http.StatusNotFound, "NotFound", err.Error()}
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EISDIR),
+		errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO),
+		errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.EEXIST):
+		return apiError{http.StatusBadRequest, "BadRequest", err.Error()}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return apiError{http.StatusGatewayTimeout, "Timeout", err.Error()}
+	}
+	return apiError{http.StatusInternalServerError, "Internal", err.Error()}
+}
+
+// ServeHTTP finds the route, checks its token, runs it, and writes the one answer.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer, err := s.dispatch(w, r)
+	if err != nil {
+		problem := classify(err)
+		writeJSON(w, problem.status, map[string]any{
+			"error": map[string]string{"code": problem.code, "message": problem.message}})
+		return
+	}
+	if answer.file != nil {
+		defer answer.file.Close()
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Length", strconv.FormatInt(answer.size, 10))
+		_, _ = io.CopyN(w, answer.file, answer.size) // a file that shrank ends the connection
+		return
+	}
+	writeJSON(w, http.StatusOK, answer.value)
+}
+
+func (s *server) dispatch(w http.ResponseWriter, r *http.Request) (reply, error) {
+	for _, route := range routes {
+		if route.method != r.Method || route.path != r.URL.Path {
+			continue
+		}
+		if err := s.authorize(route.access, bearer(r)); err != nil {
+			return reply{}, err
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, route.limit)
+		return route.handle(s, w, r)
+	}
+	return reply{}, apiError{http.StatusNotFound, "NotFound", "path: no " + r.Method + " " + r.URL.Path}
+}
+
+func (s *server) authorize(needed access, token string) error {
+	switch needed {
+	case public:
+		return nil
+	case adminOnly:
+		if lease.Same(token, s.cfg.AdminToken) {
+			return nil
+		}
+	case leaseHolder:
+		if token != "" {
+			_, err := s.holder(token)
+			return err
+		}
+	}
+	return apiError{http.StatusUnauthorized, "Unauthorized", "authorization: no bearer token for this route"}
+}
+
+func bearer(r *http.Request) string {
+	token, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !found {
+		return ""
+	}
+	return token
+}
+
+// decode reads one JSON object and the end of the body: only then does the server notice that a
+// client has gone.
+func decode(r *http.Request, into any) error {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err
+	}
+	decoder := json.NewDecoder(strings.NewReader(string(body)))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return badRequest("body: " + err.Error())
+	}
+	return nil
+}
+
+func writeJSON(w http.ResponseWriter, status int, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(value) // the client has gone
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"agentfly.dev/sandboxd/lease"
+)
+
+const procMagic = 0x9fa0 // statfs type of procfs
+
+// openRegular opens what a path leads to, if that is an ordinary file. A tenant may have put a
+// pipe there, which would block us, or a link into /proc, where the daemon sees its own secrets.
+func openRegular(path string, flags int, mode os.FileMode) (*os.File, os.FileInfo, error) {
+	file, err := os.OpenFile(path, flags|syscall.O_NONBLOCK|syscall.O_NOCTTY, mode)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := file.Stat()
+	var system syscall.Statfs_t
+	if err == nil {
+		err = syscall.Fstatfs(int(file.Fd()), &system)
+	}
+	if err == nil && (!info.Mode().IsRegular() || system.Type == procMagic) {
+		err = badRequest("path: " + path + " is not an ordinary file")
+	}
+	if err != nil {
+		file.Close()
+		return nil, nil, err
+	}
+	return file, info, nil
+}
+
+func filePath(r *http.Request) (string, error) {
+	path := r.URL.Query().Get("path")
+	if !filepath.IsAbs(path) {
+		return "", badRequest("path: " + strconv.Quote(path) + " is not absolute")
+	}
+	return filepath.Clean(path), nil
+}
+
+func (s *server) getFile(_ http.ResponseWriter, r *http.Request) (reply, error) {
+	path, err := filePath(r)
+	if err != nil {
+		return reply{}, err
+	}
+	file, info, err := openRegular(path, os.O_RDONLY, 0)
+	if err != nil {
+		return reply{}, err
+	}
+	if info.Size() > maxFileBytes {
+		file.Close()
+		return reply{}, apiError{http.StatusRequestEntityTooLarge, "TooLarge",
+			fmt.Sprintf("path: %s has %d bytes, more than %d", path, info.Size(), maxFileBytes)}
+	}
+	return reply{file: file, size: info.Size()}, nil
+}
+
+func (s *server) putFile(w http.ResponseWriter, r *http.Request) (reply, error) {
+	path, err := filePath(r)
+	if err != nil {
+		return reply{}, err
+	}
+	mode, err := fileMode(r)
+	if err != nil {
+		return reply{}, err
+	}
+	if r.ContentLength > maxFileBytes {
+		return reply{}, &http.MaxBytesError{Limit: maxFileBytes}
+	}
+	s.writing.RLock()
+	defer s.writing.RUnlock()
+	held, err := s.holder(bearer(r)) // again: a reset may have passed while we waited for the lock
+	if err != nil {
+		return reply{}, err
+	}
+	// A lease that ends stops the upload: the reset behind it is waiting.
+	defer context.AfterFunc(held, func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })()
+	written, err := writeFile(path, mode, r.Body)
+	if held.Err() != nil {
+		return reply{}, lease.ErrLost
+	}
+	return reply{value: map[string]any{"bytes": written}}, err
+}
+
+func fileMode(r *http.Request) (os.FileMode, error) {
+	given := r.URL.Query().Get("mode")
+	if given == "" {
+		return defaultFileMode, nil
+	}
+	mode, err := strconv.ParseUint(given, 8, 32)
+	if err != nil || mode > 0o777 {
+		return 0, badRequest("mode: " + strconv.Quote(given) + " is not octal, at most 0777")
+	}
+	return os.FileMode(mode), nil
+}
+
+func writeFile(path string, mode os.FileMode, body io.Reader) (int64, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return 0, err
+	}
+	file, _, err := openRegular(path, os.O_WRONLY|os.O_CREATE, mode)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if err := file.Truncate(0); err != nil {
+		return 0, err
+	}
+	if err := file.Chmod(mode); err != nil {
+		return 0, err
+	}
+	written, err := io.Copy(file, body)
+	if err != nil {
+		_ = file.Truncate(0) // half a file looks like a whole one
+	}
+	return written, err
+}

@@ -1,0 +1,3 @@
+module agentfly.dev/sandboxd
+
+go 1.25

@@ -1,0 +1,151 @@
+// Command sandboxd is the first process of a sandbox: it runs the commands of whoever holds the
+// lease, kills them when the lease ends, and proves that the sandbox is clean before the next one.
+//
+// Guarantees:
+//  1. It is PID 1 or it does not run: its reset kills every other process that it can see.
+//  2. It lives as long as its owner: the end of its standard input ends it, and with it everything
+//     in its process namespace.
+//  3. Commands see nothing of it: no socket path, no open descriptor, no environment, no memory.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"agentfly.dev/sandboxd/pristine"
+	"agentfly.dev/sandboxd/proc"
+)
+
+const version = "0.1.0"
+
+// config is the one line of JSON that the owner writes to standard input.
+type config struct {
+	AdminToken  string            `json:"adminToken"`
+	Scratch     []string          `json:"scratch"`     // folders emptied at reset
+	Upper       string            `json:"upper"`       // where writes to the root go, "" when it is read-only
+	Workdir     string            `json:"workdir"`     // where commands start
+	Env         map[string]string `json:"env"`         // of every command
+	Incarnation int               `json:"incarnation"` // the first one of this process
+	Limits      limits            `json:"limits"`      // where no cgroup sets them
+}
+
+func main() {
+	listenFD := flag.Int("listen-fd", -1, "inherited descriptor of a listening socket")
+	listen := flag.String("listen", "", "address to listen on, for example tcp://:7070")
+	oomFD := flag.Int("oom-fd", -1, "inherited descriptor of the cgroup file that counts out-of-memory kills")
+	showVersion := flag.Bool("version", false, "print the version and exit")
+	flag.Parse()
+	if *showVersion {
+		fmt.Println(version)
+		return
+	}
+	if err := run(*listenFD, *listen, *oomFD); err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd:", err)
+		os.Exit(1)
+	}
+}
+
+func run(listenFD int, listen string, oomFD int) error {
+	if os.Getpid() != 1 {
+		return errors.New("pid: must be 1, the first process of a pid namespace (bwrap --as-pid-1, or a container)")
+	}
+	if err := hide(listenFD, oomFD); err != nil {
+		return err
+	}
+	listener, err := openListener(listenFD, listen)
+	if err != nil {
+		return err
+	}
+	stdin := bufio.NewReaderSize(os.Stdin, maxConfigBytes)
+	cfg, err := readConfig(stdin)
+	if err != nil {
+		return err
+	}
+	if err := cfg.Limits.apply(); err != nil {
+		return err
+	}
+	baseline, err := pristine.Record(cfg.Scratch, cfg.Upper)
+	if err != nil {
+		return fmt.Errorf("baseline: %w", err)
+	}
+	primeThreads(spareThreads)
+	table := proc.NewTable()
+	go reapForever(table)
+	go func() {
+		_, _ = io.Copy(io.Discard, stdin)
+		os.Exit(0)
+	}()
+	s := newServer(cfg, table, baseline, openCounter(oomFD), time.Now)
+	return s.serve(listener)
+}
+
+func readConfig(stdin *bufio.Reader) (config, error) {
+	line, err := stdin.ReadSlice('\n')
+	if err != nil {
+		return config{}, fmt.Errorf("config: no line of at most %d bytes on standard input: %w", maxConfigBytes, err)
+	}
+	var cfg config
+	decoder := json.NewDecoder(strings.NewReader(string(line)))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&cfg); err != nil {
+		return config{}, fmt.Errorf("config: %w", err)
+	}
+	clear(line) // the token must not stay in a buffer
+	if cfg.AdminToken == "" {
+		return config{}, errors.New("config: adminToken is empty")
+	}
+	return cfg, nil
+}
+
+func openListener(fd int, address string) (net.Listener, error) {
+	if fd >= 0 {
+		file := os.NewFile(uintptr(fd), "listener")
+		defer file.Close()
+		return net.FileListener(file)
+	}
+	if tcp, found := strings.CutPrefix(address, "tcp://"); found {
+		return net.Listen("tcp", tcp)
+	}
+	return nil, fmt.Errorf("--listen: %q is not tcp://host:port, and no --listen-fd is given", address)
+}
+
+// reapForever collects ended processes. The first process of a namespace ignores only the signals
+// without a handler, and Go has handlers for nearly all: those are taken and dropped, so that a
+// command cannot end the daemon by kill.
+func reapForever(table *proc.Table) {
+	dropped, ended := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	for number := syscall.Signal(1); number < 32; number++ {
+		switch number {
+		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG:
+		default:
+			signal.Notify(dropped, number)
+		}
+	}
+	signal.Notify(ended, syscall.SIGCHLD)
+	for range ended {
+		table.Reap()
+	}
+}
+
+func (s *server) serve(listener net.Listener) error {
+	server := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		BaseContext:       func(net.Listener) context.Context { return context.Background() },
+	}
+	return server.Serve(listener)
+}

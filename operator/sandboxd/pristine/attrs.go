@@ -1,0 +1,83 @@
+package pristine
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// attrs is what a tenant can change on a file or folder without touching its content. Times are
+// left out: emptying a folder changes them too.
+type attrs struct {
+	mode, uid, gid uint32
+	xattrs         string // names, sorted; a label of the system is there from the start
+}
+
+func readAttrs(path string) (attrs, error) {
+	var st syscall.Stat_t
+	if err := syscall.Lstat(path, &st); err != nil {
+		return attrs{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, xattrs: strings.Join(listXattrs(path), " ")}, nil
+}
+
+func listXattrs(path string) []string {
+	buffer := make([]byte, 64<<10) // the most that the kernel returns
+	n, err := syscall.Listxattr(path, buffer)
+	if err != nil || n <= 0 {
+		return nil
+	}
+	names := strings.Split(strings.TrimRight(string(buffer[:n]), "\x00"), "\x00")
+	slices.Sort(names)
+	return names
+}
+
+// restore puts the attributes of a scratch folder back as far as the daemon may; Verify decides.
+func (a attrs) restore(path string) {
+	_ = os.Chmod(path, os.FileMode(a.mode&0o777)|sticky(a.mode))
+	known := strings.Fields(a.xattrs)
+	for _, name := range listXattrs(path) {
+		if !slices.Contains(known, name) {
+			_ = syscall.Removexattr(path, name)
+		}
+	}
+}
+
+func sticky(mode uint32) fs.FileMode {
+	if mode&syscall.S_ISVTX != 0 {
+		return fs.ModeSticky
+	}
+	return 0
+}
+
+// stamp is one entry of the upper directory. The change time cannot be set from inside, so any
+// write, even one that was undone, shows.
+type stamp struct {
+	attrs
+	inode uint64
+	ctime syscall.Timespec
+}
+
+func walkUpper(root string) (map[string]stamp, error) {
+	seen := map[string]stamp{}
+	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Lstat(path, &st); err != nil {
+			return err
+		}
+		if len(seen) > maxUpperEntries {
+			return fs.SkipAll
+		}
+		name, _ := filepath.Rel(root, path)
+		seen[name] = stamp{attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid}, st.Ino, st.Ctim}
+		return nil
+	})
+	return seen, err
+}

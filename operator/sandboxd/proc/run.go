@@ -1,0 +1,148 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Exit codes of a shell for what could not run.
+const (
+	exitCannotRun = 126
+	exitNotFound  = 127
+)
+
+// Spec is one command.
+type Spec struct {
+	Argv        []string
+	Env         []string // NAME=value; the daemon's own environment is not inherited
+	Dir         string
+	Stdin       string
+	Timeout     time.Duration
+	OutputLimit int // bytes, for each of the two streams
+}
+
+// Result is how a command ended. Signal is 0 unless a signal ended it.
+type Result struct {
+	ExitCode                         int
+	Signal                           int
+	Stdout, Stderr                   []byte
+	StdoutTruncated, StderrTruncated bool
+	TimedOut                         bool
+	Wall, CPU                        time.Duration
+}
+
+// Run starts the command and waits for its end, its timeout, or the end of ctx; in the last two
+// cases the whole group is killed first. A command that cannot be found or run is a result.
+func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
+	began := time.Now()
+	path, err := lookup(spec.Argv[0], spec.Env, spec.Dir)
+	if err != nil {
+		return failed(err, spec.Argv[0]), nil
+	}
+	streams, err := openStreams(spec.Stdin)
+	if err != nil {
+		return Result{}, err
+	}
+	c, err := t.start(path, spec.Argv, &syscall.ProcAttr{
+		Dir: spec.Dir, Env: spec.Env, Files: streams.childEnds(),
+		Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	if err != nil {
+		streams.close()
+		if errors.Is(err, ErrClosed) {
+			return Result{}, err
+		}
+		return failed(err, spec.Argv[0]), nil
+	}
+	stdout, stderr := streams.run(spec.Stdin, spec.OutputLimit)
+	timedOut, err := t.wait(ctx, c, spec.Timeout)
+	streams.stopStdin()
+	if err != nil {
+		return Result{}, err
+	}
+	awaitEnd(Grace, stdout, stderr)
+
+	result := Result{TimedOut: timedOut, Wall: time.Since(began)}
+	result.ExitCode = c.status.ExitStatus()
+	if c.status.Signaled() {
+		result.Signal = int(c.status.Signal())
+		result.ExitCode = 128 + result.Signal
+	}
+	result.CPU = time.Duration(c.usage.Utime.Nano() + c.usage.Stime.Nano())
+	result.Stdout, result.StdoutTruncated = stdout.take()
+	result.Stderr, result.StderrTruncated = stderr.take()
+	return result, ctx.Err()
+}
+
+func (t *Table) wait(ctx context.Context, c *child, timeout time.Duration) (timedOut bool, err error) {
+	limit := time.NewTimer(timeout)
+	defer limit.Stop()
+	select {
+	case <-c.ended:
+		return false, nil
+	case <-ctx.Done():
+	case <-limit.C:
+		timedOut = true
+	}
+	t.kill(c)
+	stuck := time.NewTimer(KillWait)
+	defer stuck.Stop()
+	select {
+	case <-c.ended:
+		return timedOut, nil
+	case <-stuck.C:
+		return timedOut, fmt.Errorf("process %d did not die in %v after SIGKILL", c.pid, KillWait)
+	}
+}
+
+func awaitEnd(grace time.Duration, outputs ...*output) {
+	limit := time.NewTimer(grace)
+	defer limit.Stop()
+	for _, o := range outputs {
+		select {
+		case <-o.done:
+		case <-limit.C:
+			return
+		}
+	}
+}
+
+// lookup finds a bare name in the PATH of the command's own environment.
+func lookup(name string, env []string, dir string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	for _, entry := range env {
+		paths, found := strings.CutPrefix(entry, "PATH=")
+		if !found {
+			continue
+		}
+		for _, folder := range filepath.SplitList(paths) {
+			path := filepath.Join(folder, name)
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(dir, path)
+			}
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+				return path, nil
+			}
+		}
+	}
+	return "", syscall.ENOENT
+}
+
+func failed(err error, name string) Result {
+	code, why := exitCannotRun, err.Error()
+	switch {
+	case errors.Is(err, syscall.ENOENT):
+		code, why = exitNotFound, "command not found"
+	case errors.Is(err, syscall.EAGAIN):
+		why = "no process can be started: the sandbox is at its limit of processes"
+	}
+	return Result{ExitCode: code, Stderr: fmt.Appendf(nil, "sandboxd: %s: %s\n", name, why)}
+}

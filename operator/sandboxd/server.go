@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"agentfly.dev/sandboxd/lease"
+	"agentfly.dev/sandboxd/proc"
+)
+
+// processes and baseline are what the server needs of the packages proc and pristine; a test puts
+// its own there, because the real ones kill everything that they see.
+type processes interface {
+	Open()
+	Run(context.Context, proc.Spec) (proc.Result, error)
+	KillAll(time.Duration) error
+}
+
+type baseline interface {
+	Restore() error
+	Verify() error
+}
+
+type server struct {
+	cfg       config
+	processes processes
+	baseline  baseline
+	oomKills  counter
+	now       func() time.Time
+
+	mu       sync.Mutex // guards what follows
+	lease    *lease.Lease
+	ctx      context.Context // ends with the lease
+	end      context.CancelFunc
+	expiry   *time.Timer
+	running  int
+	lastUsed time.Time
+
+	cleaning sync.Mutex   // one reset or expiry at a time; held while the sandbox is dirty by either
+	writing  sync.RWMutex // read-held by an upload, so that a reset never empties under one
+}
+
+func newServer(cfg config, p processes, b baseline, oom counter, now func() time.Time) *server {
+	ctx, end := context.WithCancel(context.Background())
+	end() // no lease yet
+	return &server{cfg: cfg, processes: p, baseline: b, oomKills: oom, now: now,
+		lease: lease.New(cfg.Incarnation), ctx: ctx, end: end, lastUsed: now()}
+}
+
+// holder returns the context of the lease, which ends with it.
+func (s *server) holder(token string) (context.Context, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.lease.Check(s.now(), token); err != nil {
+		return nil, err
+	}
+	s.lastUsed = s.now()
+	return s.ctx, nil
+}
+
+func (s *server) health(_ http.ResponseWriter, _ *http.Request) (reply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	view := s.lease.See(now)
+	state := map[string]any{
+		"state": view.State, "incarnation": view.Incarnation, "leases": view.Leases, "owner": nil,
+		"expiresInSeconds": nil, "idleSeconds": now.Sub(s.lastUsed).Seconds(), "version": version,
+	}
+	if view.State == lease.Leased {
+		state["owner"], state["expiresInSeconds"] = view.Owner, view.Expires.Sub(now).Seconds()
+	}
+	if s.running > 0 {
+		state["idleSeconds"] = 0.0
+	}
+	return reply{value: state}, nil
+}
+
+func (s *server) takeLease(_ http.ResponseWriter, r *http.Request) (reply, error) {
+	var body struct {
+		Owner      string  `json:"owner"`
+		Attempt    int     `json:"attempt"`
+		Token      string  `json:"token"`
+		TTLSeconds float64 `json:"ttlSeconds"`
+	}
+	if err := decode(r, &body); err != nil {
+		return reply{}, err
+	}
+	ttl := seconds(body.TTLSeconds)
+	switch {
+	case body.Owner == "":
+		return reply{}, badRequest("owner: is empty")
+	case body.Token == "":
+		return reply{}, badRequest("token: is empty")
+	case ttl <= 0 || ttl > maxTTL:
+		return reply{}, badRequest("ttlSeconds: not above 0 and at most an hour")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	renewed, err := s.lease.Take(s.now(), lease.Request{Owner: body.Owner, Attempt: body.Attempt, Token: body.Token, TTL: ttl})
+	if err != nil {
+		return reply{}, err
+	}
+	if renewed {
+		s.expiry.Reset(ttl)
+	} else {
+		s.ctx, s.end = context.WithCancel(context.Background())
+		s.expiry = time.AfterFunc(ttl, s.expire)
+		s.lastUsed = s.now()
+		s.processes.Open()
+	}
+	view := s.lease.See(s.now())
+	return reply{value: map[string]any{"state": view.State, "incarnation": view.Incarnation, "ttlSeconds": ttl.Seconds()}}, nil
+}
+
+// expire runs when a TTL has passed. A renewal or a reset may have come first: the state decides.
+func (s *server) expire() {
+	s.cleaning.Lock()
+	defer s.cleaning.Unlock()
+	s.mu.Lock()
+	dirty := s.lease.See(s.now()).State == lease.Dirty
+	if dirty {
+		s.end()
+	}
+	s.mu.Unlock()
+	if dirty {
+		_ = s.processes.KillAll(killWait) // the state is dirty already; a reset will find what is left
+	}
+}
+
+// reset takes the lease away, kills, empties, verifies. Whatever is found stays the answer for ever.
+func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
+	s.cleaning.Lock()
+	defer s.cleaning.Unlock()
+	s.mu.Lock()
+	s.lease.Revoke()
+	s.end()
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+	residue := s.lease.Residue()
+	s.mu.Unlock()
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if err := s.clean(); err != nil && residue == "" {
+		residue = err.Error()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lease.Cleaned(residue)
+	s.lastUsed = s.now()
+	if residue != "" {
+		return reply{value: map[string]any{"clean": false, "reason": residue}}, nil
+	}
+	return reply{value: map[string]any{"clean": true}}, nil
+}
+
+func (s *server) clean() error {
+	if err := s.processes.KillAll(killWait); err != nil {
+		return err
+	}
+	if err := s.baseline.Restore(); err != nil {
+		return err
+	}
+	return s.baseline.Verify()
+}
+
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
