@@ -1,0 +1,179 @@
+"""One sandbox's processes as its owner sees them: bubblewrap, and the daemon, the first process inside.
+
+Guarantees:
+1. The daemon runs only once it is in its control group: until then bubblewrap holds it back.
+2. It ends with its owner: it reads from a pipe whose other end only the owner holds.
+3. Signals go to the daemon's pid by a handle of the kernel (pidfd), never by a number that may be another's.
+4. ``end`` returns when every process of the sandbox is gone, however far the start had come, or raises.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+LOG_TAIL = 2000
+"""Bytes of bubblewrap's and the daemon's last words that an error quotes."""
+KNOWN_S = 2.0
+"""bubblewrap tells the daemon's pid within a millisecond, or it hangs."""
+KILL_S = 5.0
+"""A killed process may be in an uninterruptible call; the kernel ends the rest of its namespace first."""
+
+
+class SandboxProcess:
+    """Started by ``spawn``; the owner must ``end`` it."""
+
+    def __init__(
+        self, bwrap: "subprocess.Popen[bytes]", stdin: int, status: int, gate: int, log: Path
+    ) -> None:
+        self._bwrap = bwrap
+        self._stdin, self._status, self._gate = stdin, status, gate
+        self._log = log
+        self._received = b""
+        self._daemon = -1  # pidfd
+
+    async def daemon_pid(self) -> int:
+        """The daemon's pid on this machine, once bubblewrap tells it.
+
+        Raises:
+            ProcessLookupError: bubblewrap or the daemon ended first.
+        """
+        while (found := re.search(rb'"child-pid"\s*:\s*(\d+)', self._received)) is None:
+            await _readable(self._status)
+            if not (more := os.read(self._status, 4096)):
+                raise ProcessLookupError("bubblewrap ended before it had a child")
+            self._received += more
+        pid = int(found[1])
+        if self._daemon < 0:
+            self._daemon = os.pidfd_open(pid)
+        return pid
+
+    def configure(self, line: bytes) -> None:
+        """Write the daemon's configuration; the pipe stays open as the sign of our life."""
+        written = os.write(self._stdin, line)
+        if written != len(line):
+            raise OSError(f"configuration of {len(line)} bytes: the pipe takes {written}")
+
+    def release(self) -> None:
+        """Let the daemon run."""
+        os.write(self._gate, b"x")
+        self._gate = _close(self._gate)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon, and so the sandbox, lives."""
+        return self._daemon >= 0 and not _is_readable(self._daemon)
+
+    async def died(self) -> None:
+        """Wait for the daemon's end."""
+        await _readable(self._daemon)
+
+    def last_words(self) -> str:
+        """The end of what bubblewrap and the daemon wrote."""
+        with contextlib.suppress(OSError):
+            return self._log.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
+        return ""
+
+    async def end(self) -> None:
+        """Kill the daemon and wait until it, everything in its namespace, and bubblewrap are gone.
+
+        Raises:
+            TimeoutError: something of it is still there; may be called again.
+        """
+        self._stdin = _close(self._stdin)
+        if self._daemon < 0 and self._bwrap.poll() is None:
+            # Killing bubblewrap now could leave its child waiting for it for ever: learn the pid first.
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(KNOWN_S):
+                    await self.daemon_pid()
+        self._gate = _close(self._gate)
+        async with asyncio.timeout(KILL_S):
+            if self._daemon >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._daemon, signal.SIGKILL)
+                await self.died()
+            else:
+                self._bwrap.kill()
+            await self._bwrap_ended()
+        self._daemon, self._status = _close(self._daemon), _close(self._status)
+
+    async def _bwrap_ended(self) -> None:
+        if self._bwrap.poll() is None:
+            handle = os.pidfd_open(self._bwrap.pid)  # not reaped yet: the pid is still its own
+            try:
+                await _readable(handle)
+            finally:
+                os.close(handle)
+            self._bwrap.wait()
+
+
+def spawn(argv: Callable[[int, int], Sequence[str]], inherited: Sequence[int], log: Path) -> SandboxProcess:
+    """Start bubblewrap. There is no await in here: a cancelled caller cannot lose the process.
+
+    Args:
+        argv: the command line, given the descriptors for ``--json-status-fd`` and ``--block-fd``.
+        inherited: further descriptors that it names; the caller closes them.
+        log: file for what bubblewrap and the daemon write.
+    """
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        for reading_is_theirs in (True, False, True):  # stdin, status, gate
+            ends = os.pipe()
+            theirs.append(ends[0 if reading_is_theirs else 1])
+            ours.append(ends[1 if reading_is_theirs else 0])
+        with log.open("ab") as output:
+            bwrap = subprocess.Popen(
+                argv(theirs[1], theirs[2]),
+                stdin=theirs[0],
+                stdout=output,
+                stderr=output,
+                env={},  # the daemon's /proc/1/environ shows what bubblewrap was started with
+                pass_fds=(*theirs[1:], *inherited),
+                cwd="/",
+                start_new_session=True,  # Ctrl-C in a terminal is for the owner, who stops us in order
+            )
+    except BaseException:
+        for fd in ours:
+            os.close(fd)
+        raise
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    os.set_blocking(ours[0], False)
+    return SandboxProcess(bwrap, ours[0], ours[1], ours[2], log)
+
+
+def _close(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()  # unlike select, good for descriptors above 1023
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def _readable(fd: int) -> None:
+    """Wait until a descriptor is readable; a pidfd is when its process has ended."""
+    if _is_readable(fd):
+        return
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def ready() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(fd, ready)
+    try:
+        await future
+    finally:
+        loop.remove_reader(fd)

@@ -1,0 +1,174 @@
+"""The command line that makes a sandbox: namespaces, root file system, devices, all of it for bubblewrap.
+
+Guarantees:
+1. Writes go to an overlay's upper folder on disk, or to a scratch folder of bounded size; nothing else of
+   this machine can be written, not even the mode of a device.
+2. The result has no environment, no capability, no way to a further user namespace, and no network unless
+   the spec asks for it.
+3. Paths that would hide or be hidden by a part of the sandbox are refused by name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from agentfly.resources.errors import StartFailed
+from agentfly.resources.runners import host_root
+from agentfly.resources.spec import ContainerSpec
+
+HOST = "host"
+OURS = "/.agentfly"
+DAEMON = f"{OURS}/sandboxd"
+UPPER = f"{OURS}/upper"
+HIDDEN = ("kcore", "keys", "kpagecount", "kpageflags", "kpagecgroup", "timer_list")
+"""Files of /proc that tell about the whole machine, and open for its root without any capability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A folder in memory, emptied at every reset: its mode and its size in MiB."""
+
+    path: str
+    mode: str
+    size_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a member's files are on this machine."""
+
+    path: Path
+
+    @property
+    def upper(self) -> Path:
+        return self.path / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def socket(self) -> Path:
+        return self.path / "s"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One spec's root file system on this machine.
+
+    Args:
+        spec: what to build.
+        base: the folder with the ``etc`` and ``dev`` that ``host_root`` made.
+        sandboxd: the daemon's binary.
+    """
+
+    spec: ContainerSpec
+    base: Path
+    sandboxd: Path
+
+    def check(self) -> None:
+        """Refuse what cannot be built.
+
+        Raises:
+            StartFailed: names the field.
+        """
+        image, workdir = self.spec.image, PurePosixPath(self.spec.workdir)
+        if image != HOST and not Path(image).is_dir():
+            raise StartFailed(
+                f"image: {image} is neither 'host' nor a folder with a root file system",
+                hints=["mmdebstrap --variant=minbase bookworm FOLDER makes one"],
+            )
+        mounted = [PurePosixPath(scratch.path) for scratch in self._fixed_scratch()]
+        reserved = [PurePosixPath(path) for path in ("/proc", "/dev", OURS)]
+        for other in (*mounted, *reserved):
+            if other in workdir.parents or (workdir == other and other in reserved) or str(workdir) == "/":
+                raise StartFailed(
+                    f"workdir: {self.spec.workdir} lies inside {other}, which the sandbox mounts itself",
+                    hints=["use /workspace"],
+                )
+
+    def overlays(self) -> Iterator[tuple[str, str, str]]:
+        """(lower folder on this machine, name below upper and work, place in the sandbox)."""
+        if self.spec.image != HOST:
+            yield self.spec.image, "", "/"
+            return
+        yield "/usr", "usr", "/usr"
+        yield str(self.base / "etc"), "etc", "/etc"
+        for name, link in host_root.links():
+            if link is None:
+                yield f"/{name}", name, f"/{name}"
+
+    def scratch(self) -> tuple[Scratch, ...]:
+        """Every folder that a reset empties."""
+        fixed = self._fixed_scratch()
+        workdir = self.spec.workdir
+        if any(scratch.path == workdir for scratch in fixed) or self._in_image(workdir):
+            return fixed
+        return (*fixed, Scratch(workdir, "0755", max(1, self.spec.memory_mb // 2)))
+
+    def _fixed_scratch(self) -> tuple[Scratch, ...]:
+        share = max(1, self.spec.memory_mb // 16)
+        folders = [Scratch("/tmp", "1777", 4 * share), Scratch("/dev/shm", "1777", share)]
+        folders.append(Scratch("/run", "0755", max(1, share // 4)))
+        if self.spec.image == HOST:
+            folders.append(Scratch("/root", "0700", share))
+        return tuple(folders)
+
+    def _in_image(self, folder: str) -> bool:
+        """A workdir with content belongs to the image; a folder in memory over it would hide that."""
+        base = Path("/" if self.spec.image == HOST else self.spec.image)
+        if self.spec.image == HOST and PurePosixPath(folder).parts[1] != "usr":
+            return False
+        path = base / folder.lstrip("/")
+        return path.is_dir() and any(path.iterdir())
+
+    def prepare(self, home: Home) -> None:
+        """Make the folders that the overlays write to."""
+        for _, name, _ in self.overlays():
+            (home.upper / name).mkdir(parents=True, exist_ok=True)
+            (home.work / name).mkdir(parents=True, exist_ok=True)
+
+    def arguments(self, home: Home) -> list[str]:
+        """bubblewrap's arguments up to the command."""
+        return [*self._namespaces(), *self._files(home), *self._seals()]
+
+    def _namespaces(self) -> list[str]:
+        network = ["--share-net"] if self.spec.network else []
+        return [
+            *("--unshare-all", *network, "--unshare-user", "--disable-userns"),
+            *("--cap-drop", "ALL", "--new-session", "--as-pid-1", "--clearenv"),
+            *("--uid", "0", "--gid", "0", "--hostname", "sandbox"),
+        ]
+
+    def _files(self, home: Home) -> Iterator[str]:
+        for lower, name, place in self.overlays():
+            yield from ("--overlay-src", lower)
+            yield from ("--overlay", str(home.upper / name), str(home.work / name), place)
+        if self.spec.image == HOST:
+            for name, link in host_root.links():
+                if link is not None:
+                    yield from ("--symlink", link, f"/{name}")
+            yield from ("--dir", "/home", "--dir", "/opt", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")
+        yield from ("--proc", "/proc", "--dev", "/dev")
+        for scratch in self.scratch():
+            size = str(scratch.size_mb << 20)
+            yield from ("--perms", scratch.mode, "--size", size, "--tmpfs", scratch.path)
+        yield from ("--mqueue", "/dev/mqueue")
+        yield from ("--ro-bind", str(self.sandboxd), DAEMON, "--ro-bind", str(home.upper), UPPER)
+        if self.spec.network:
+            yield from ("--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
+
+    def _seals(self) -> Iterator[str]:
+        for device in sorted((self.base / "dev").iterdir()):
+            yield from ("--dev-bind", str(device), f"/dev/{device.name}")
+        for name in HIDDEN:
+            if Path("/proc", name).exists():
+                yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+        # Modes of files in /proc are the kernel's, shared by every mount of it.
+        yield from ("--remount-ro", "/proc", "--remount-ro", "/dev")
+        if self.spec.image == HOST:
+            yield from ("--remount-ro", "/")
