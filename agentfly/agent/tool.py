@@ -137,7 +137,9 @@ def _arguments_model(signature: Signature, docstring: Docstring) -> type[BaseMod
                 hints=[f"annotate it, for example `{name}: str`", "a Context is injected as `ctx`"],
             )
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        described = {"description": text} if (text := docstring.arguments.get(name)) else {}
+        described: dict[str, Any] = {}
+        if name in docstring.arguments:
+            described["description"] = docstring.arguments[name]
         info: Any = Field(default, alias=name, **described)
         fields[f"argument_{at}"] = (signature.types[name], info)
     try:

@@ -65,13 +65,14 @@ def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
     Raises:
         TrajectoryFileError: a line is of another version, or no trajectory.
     """
-    with open(path, encoding="utf-8") as file:
+    # Bytes: an unfinished line may end in the middle of a character.
+    with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 yield _parse(line, f"{path}:{number}")
 
 
-def _parse(line: str, where: str) -> Trajectory:
+def _parse(line: bytes, where: str) -> Trajectory:
     try:
         value: Any = json.loads(line)
     except ValueError as error:

@@ -3,7 +3,8 @@
 Guarantees:
 1. The next prompt is the previous prompt, what was sampled, and the ids of the new messages, in this order:
    nothing that was sampled is ever tokenised again.
-2. The mask is 1 on exactly the sampled ids, and their log-probabilities stand beside them; elsewhere 0 and 0.0.
+2. The mask is 1 on exactly the sampled ids, and their log-probabilities stand beside them; elsewhere both
+   are 0.
 3. A row ends on a sampled token: observations that nobody answered are not part of it.
 4. A turn may end with the template's end token, with another stop token, or be cut: what the template puts
    after a turn is completed, never doubled.
@@ -79,13 +80,15 @@ class TokenLedger:
         """
         if len(sampled.ids) != len(sampled.logprobs):
             raise InvalidSample(
-                f"sample: {len(sampled.ids)} ids and {len(sampled.logprobs)} log-probabilities"
+                f"sample: {len(sampled.ids)} ids have {len(sampled.logprobs)} log-probabilities"
             )
         if not all(math.isfinite(logprob) for logprob in sampled.logprobs):
             raise InvalidSample("sample: a log-probability is not a finite number")
         start = len(self._response)
         self._extend(sampled.ids, sampled.logprobs, 1)
-        self._spans.append(WeightSpan(version=sampled.weight_version, start=start, end=len(self._response)))
+        if sampled.ids:
+            end = len(self._response)
+            self._spans.append(WeightSpan(version=sampled.weight_version, start=start, end=end))
         self._turn.extend(sampled.ids)
 
     def end_turn(self) -> str:
@@ -112,9 +115,8 @@ class TokenLedger:
         """
         tail = self._template.tail(messages)
         ids = self._template.encode_tail(tail)
-        end = self._template.end_id
-        if end is not None and self._last_turn[-1:] == [end]:
-            ids = ids[ids.index(end) + 1 :]
+        if self._last_turn[-1:] == [self._template.end_id]:
+            ids = self._without_end(ids)
         conversation = [*self.messages, *(dict(message) for message in messages)]
         self._check_append_only(conversation, self._text + tail, str(messages[0]["role"]))
         self.messages[:] = conversation
@@ -148,6 +150,15 @@ class TokenLedger:
         self._response.extend(ids)
         self._mask.extend([bit] * len(ids))
         self._logprobs.extend(logprobs)
+
+    def _without_end(self, tail: list[int]) -> list[int]:
+        """A tail behind a turn whose end token was sampled."""
+        end = self._template.end_id
+        if end not in tail:
+            return tail
+        at = tail.index(end)
+        # A template may end turns only when nothing follows; then this end is that of a later message.
+        return tail[at + 1 :] if not self._tokenizer.decode(tail[:at]).strip() else tail
 
     def _length(self) -> int:
         """Length of the response up to its last sampled token."""

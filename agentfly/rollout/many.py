@@ -4,8 +4,8 @@ Guarantees:
 1. At most ``concurrency`` rollouts run at once; each goes to the sink when it is finished, in any order.
 2. A rollout's id depends on its task's place and content alone: after a restart the finished ones are counted
    and skipped, and a row that was changed is played anew.
-3. One failing rollout never touches another; when more than ``failure_budget`` of all rollouts failed, the job
-   ends with the reasons counted, and what still ran is released.
+3. One failing rollout never touches another; when more than ``failure_budget`` of all rollouts failed, the
+   job ends with the reasons counted, and what still ran is released.
 4. Every row is checked before the first rollout starts.
 """
 
@@ -78,10 +78,8 @@ async def rollout(
     _check_positive(group_size=group_size, concurrency=concurrency)
     began = time.monotonic()
     plans = plan_rollouts(agent, tasks, group_size=group_size, name=name)
-    earlier = _finished(sink, plans)
-    report = RolloutReport(total=len(plans), resumed=len(earlier))
-    for trajectory in earlier.values():
-        report.add(trajectory)
+    report = RolloutReport(total=len(plans))
+    earlier = _count_finished(report, sink, plans)
     _check_budget(report, failure_budget)
     # One iterator for all workers: each takes the next plan when it is free.
     waiting = iter([plan for plan in plans if plan[2] not in earlier])
@@ -119,7 +117,7 @@ async def rollout(
 def plan_rollouts(
     agent: Agent, tasks: Iterable[Mapping[str, Any]], *, group_size: int, name: str
 ) -> list[_Plan]:
-    """Check every row and give each rollout its ids: ``<name>-<row number>-<hash of the row>-<place in group>``."""
+    """Check every row and give each rollout its ids: ``<name>-<row>-<hash of the row>-<place in group>``."""
     plans: list[_Plan] = []
     for number, row in enumerate(tasks):
         agent.check(row, f"row {number}")
@@ -137,9 +135,16 @@ def plan_rollouts(
     return plans
 
 
-def _finished(sink: Sink, plans: Sequence[_Plan]) -> dict[str, Trajectory]:
+def _count_finished(report: RolloutReport, sink: Sink, plans: Sequence[_Plan]) -> set[str]:
+    """Count what earlier runs finished of these plans; returns the ids."""
     planned = {rollout_id for _, _, rollout_id in plans}
-    return {found.rollout_id: found for found in sink.finished() if found.rollout_id in planned}
+    found: set[str] = set()
+    for trajectory in sink.finished():
+        if trajectory.rollout_id in planned - found:
+            found.add(trajectory.rollout_id)
+            report.add(trajectory)
+    report.resumed = len(found)
+    return found
 
 
 def _check_budget(report: RolloutReport, budget: float) -> None:
@@ -147,7 +152,7 @@ def _check_budget(report: RolloutReport, budget: float) -> None:
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.failed.items()))
     raise FailureBudgetExceeded(
-        f"rollouts: {report.failures} of {report.total} failed ({reasons}), more than the budget of {budget:g}",
+        f"rollouts: {report.failures} of {report.total} failed ({reasons}), over the budget of {budget:g}",
         hints=[
             "read the outcome messages of the failed trajectories",
             "raise failureBudget to go on regardless",

@@ -4,20 +4,22 @@ Guarantees:
 1. Whatever happens inside, a trajectory comes back; only cancellation is raised. One failing rollout never
    touches another.
 2. One rollout is one scope: leaving it however (done, error, deadline, cancel) releases its leases first.
-3. An infrastructure failure is retried as a whole in a fresh context, at most ``max_infra_retries`` times; then
-   it is ``Failed`` with the error's type as reason. It is never a reward.
+3. An infrastructure failure is retried as a whole in a fresh context, at most ``max_infra_retries`` times;
+   then it is ``Failed`` with the error's type as reason. It is never a reward.
 4. A sandbox that is lost after the policy's first call is ``Failed("SandboxLost")`` at once, without a reward
    and without a retry (see below).
 5. ``deadlines.rollout`` bounds each attempt: ``Masked("deadline")``, or ``Failed("Timeout")`` if it was spent
    waiting for a resource.
-6. A reward outside its contract is ``Failed("RewardInvalid")`` with the value; None is ``Masked("unscored")``.
+6. A reward outside its contract is ``Failed("RewardInvalid")`` with the value; None is
+   ``Masked("unscored")``.
 
-Why a lost sandbox is final: from outside, a node that died and a policy that killed its sandbox look the same.
-A reward of 0 would blame the policy for nodes. A retry would blame nobody and be worse: drawing again only where
-the policy destroyed its sandbox selects among its rollouts, so a policy that destroys it whenever it is about to
-fail would be paid for its best draw. Without a reward there is no gradient, so nothing is reinforced; and as a
-failure of its own name it is counted, and a policy that makes a habit of it exhausts the failure budget in
-sight of people. Before the policy's first call nothing of it ran, so there a retry selects nothing.
+Why a lost sandbox is final: from outside, a node that died and a policy that killed its sandbox look the
+same. A reward of 0 would blame the policy for nodes. A retry would blame nobody and be worse: drawing again
+only where the policy destroyed its sandbox selects among its rollouts, so a policy that destroys it whenever
+it is about to fail would be paid for its best draw. Without a reward there is no gradient, so nothing is
+reinforced; and as a failure of its own name it is counted, and a policy that makes a habit of it exhausts the
+failure budget in sight of people. Before the policy's first call nothing of it ran, so there a retry selects
+nothing.
 """
 
 import asyncio

@@ -6,8 +6,8 @@ Guarantees:
 2. It depends on the first messages and the new ones alone, so its cost does not grow with the conversation.
 3. A template that raises gives ``TemplateRefused`` with the roles that it was given.
 
-The tail is found by rendering a synthetic conversation with a marker as the assistant's text and cutting at the
-marker. This needs nothing of a template but that it shows the assistant's text.
+The tail is found by rendering a synthetic conversation with a marker as the assistant's text and cutting at
+the marker. This needs nothing of a template but that it shows the assistant's text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ class ChatTemplate:
     def _cut(self, new: Messages, *, generation: bool) -> str:
         turn = {"role": "assistant", "content": MARKER}
         text = self.text([*self._first, turn, *new], generation=generation)
-        before, found, tail = text.partition(MARKER)
+        _, found, tail = text.partition(MARKER)
         if not found:
             raise TemplateRefused("chat template: does not show the text of an assistant turn")
         return tail

@@ -9,7 +9,7 @@ Guarantees:
 Not here: writing and reading files (``jsonl``), building rows (``ledger``).
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, computed_field, model_validator
 
@@ -40,7 +40,7 @@ class Row(_Data):
 
     prompt_ids: list[int]
     response_ids: list[int]
-    response_mask: list[Literal[0, 1]]
+    response_mask: list[Annotated[int, Field(ge=0, le=1)]]
     logprobs: list[FiniteFloat]
     weight_versions: list[WeightSpan] = []
 
