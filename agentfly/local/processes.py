@@ -15,7 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentfly.errors import AgentflyError
+from agentfly.local.environments import agentfly_path
 from agentfly.resources.runners.guard import guarded
+from agentfly.roles.plan import Role
 
 STOP_S = 10.0  # to collect a killed process; it has no way to refuse
 TAIL_LINES = 12
@@ -23,6 +25,11 @@ TAIL_LINES = 12
 HARMLESS = re.compile(r"engine is not available|UserWarning|FutureWarning|DeprecationWarning")
 # What the role inherits of this process's environment; the rest is set by its plan.
 INHERITED = ("PATH", "HOME", "LANG", "TZ", "USER", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE")
+
+
+def role_environment(role: Role) -> dict[str, str]:
+    """The variables of a role on this machine: its own, and agentfly itself on the import path."""
+    return {**role.variables, "PYTHONPATH": str(agentfly_path()), "PYTHONUNBUFFERED": "1"}
 
 
 class RoleFailed(AgentflyError):

@@ -1,8 +1,8 @@
 """The folder of one run: where everything about it is found afterwards, and how it is found again to go on.
 
 Guarantees:
-1. One living runner for each folder: a second one is refused while the first lives, and never after it has died.
-2. ``status.json`` and ``manifest.json`` are replaced as a whole: a reader, or a crash, never meets half a file.
+1. One living runner for each folder: a second one is refused while the first lives, not after it has died.
+2. ``status.json`` and ``manifest.json`` are replaced as a whole: nobody ever meets half a file.
 3. A folder is continued only with the spec it was started with; what differs is named.
 """
 
@@ -108,8 +108,12 @@ class RunDir:
     def write_status(self, status: Mapping[str, Any]) -> None:
         write_whole(self.status, json.dumps(status, indent=2) + "\n")
 
+    def metrics_size(self) -> int:
+        """Bytes of the metrics file; it grows with every finished step."""
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One record for each step, in order; a step that was trained again after a restart counts as it was last."""
+        """One record for each step, in order; of a step that was trained again the last one counts."""
         if not self.metrics.exists():
             return []
         steps = {}
@@ -136,7 +140,8 @@ class RunDir:
             ]
             if changed:
                 raise AgentflyError(
-                    f"run {self.name}: spec.{changed[0]}; a run is continued with the spec it was started with",
+                    f"run {self.name}: spec.{changed[0]}; "
+                    "a run is continued with the spec it was started with",
                     hints=[
                         *(f"also changed: spec.{line}" for line in changed[1:]),
                         "give the new run a name of its own: --name NAME",

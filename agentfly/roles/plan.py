@@ -5,10 +5,10 @@ reads or waits for anything.
 
 Guarantees:
 1. Equal arguments give equal plans.
-2. The policy's servers are a pool like any other: members of type ModelService, as many as ``inference.replicas``,
-   all kept for as long as the run needs them.
+2. The policy's servers are a pool like any other: members of type ModelService, as many as
+   ``inference.replicas``, all kept for as long as the run needs them.
 3. A role is complete: its command, environment and files say all that it needs, so that only where it runs is
-   left to decide. What is known only once other roles run (the addresses of the servers) comes in as an argument.
+   left to decide. What is known only once other roles run (addresses of servers) comes in as an argument.
 4. Relative paths of a manifest are relative to the manifest.
 """
 
@@ -32,12 +32,12 @@ class Places:
     Attributes:
         run_dir: the folder of the run: logs, metrics, trajectories, checkpoints.
         base_dir: the folder of the manifest.
-        broker: address of the broker that leases resources.
+        broker: address of the broker that leases resources; empty until it listens.
     """
 
     run_dir: Path
     base_dir: Path
-    broker: str
+    broker: str = ""
 
 
 @dataclass(frozen=True)

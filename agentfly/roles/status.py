@@ -2,9 +2,9 @@
 
 Guarantees:
 1. Equal arguments give an equal status: nothing is added up, nothing is read from a clock.
-2. ``Reconciling`` and ``Stalled`` are never both true, and a generic tool (kstatus) reads every phase rightly:
-   starting, suspending and restarting are in progress, running, suspended and succeeded are current, failed is
-   failed.
+2. ``Reconciling`` and ``Stalled`` are never both true, and a generic tool (kstatus) reads every phase
+   rightly: starting, suspending and restarting are in progress, running, suspended and succeeded are current,
+   failed is failed.
 3. The time of a condition changes only with its status.
 4. A finished run is finished: ``Finished`` is true for both outcomes, so that a script waits for one thing.
 """
@@ -27,6 +27,7 @@ from agentfly.api.reasons import ConditionType as Type
 from agentfly.api.reasons import Reason, RolloutJobPhase, TrainingRunPhase
 from agentfly.api.rolloutjob import RewardSummary, RolloutCounts
 from agentfly.api.trainingrun import CheckpointStatus, Failure, Progress, RoleStatus
+from agentfly.roles.worker import WorkerReport
 
 ETA_STEPS = 10  # the rate of the last steps says more than that of the first ones, which warm up
 SHOWN_METRICS = ("reward", "reward_std", "tokens_per_s", "step_seconds", "drift_fraction", "prob_diff_max")
@@ -169,13 +170,10 @@ def training_status(run: TrainingRun, seen: RunSeen, now: datetime) -> TrainingR
 
 @dataclass(frozen=True)
 class JobSeen:
-    """What is true of a rollout job now; ``rewards`` are those of its scored rollouts."""
+    """What is true of a rollout job now; ``report`` is its worker's, None before there is one."""
 
     phase: RolloutJobPhase
-    counts: RolloutCounts = RolloutCounts()
-    failures: Mapping[str, int] = field(default_factory=dict)
-    rewards: Sequence[float] = ()
-    drift_fraction: float | None = None
+    report: WorkerReport | None = None
     pools: Mapping[str, PoolUse] = field(default_factory=dict)
     start_time: datetime | None = None
     completion_time: datetime | None = None
@@ -186,27 +184,38 @@ class JobSeen:
 def rollout_status(job: RolloutJob, seen: JobSeen, now: datetime) -> RolloutJobStatus:
     """The status of a job; ``job.status`` is the one before, for the times of its conditions."""
     generation = job.metadata.generation or 1
-    rewards = seen.rewards
-    summary = (
-        RewardSummary(
-            mean=decimal(sum(rewards) / len(rewards)), min=decimal(min(rewards)), max=decimal(max(rewards))
-        )
-        if rewards
-        else None
-    )
+    report = seen.report
     return RolloutJobStatus(
         observed_generation=generation,
         phase=seen.phase,
         start_time=seen.start_time,
         completion_time=seen.completion_time,
-        tasks=seen.counts,
-        failures=dict(seen.failures),
-        reward=summary,
-        drift_fraction=None if seen.drift_fraction is None else decimal(seen.drift_fraction),
+        tasks=_counts(report),
+        failures=dict(report.failed) if report else {},
+        reward=_rewards(report),
+        drift_fraction=decimal(report.drift_fraction)
+        if report and report.drift_fraction is not None
+        else None,
         pools=dict(seen.pools),
         conditions=_conditions(
             seen.phase, seen.reason, seen.message, job.status.conditions, generation, now, {}
         ),
+    )
+
+
+def _counts(report: WorkerReport | None) -> RolloutCounts | None:
+    if report is None:
+        return None
+    return RolloutCounts(
+        total=report.total, scored=report.scored, masked=report.masked, failed=sum(report.failed.values())
+    )
+
+
+def _rewards(report: WorkerReport | None) -> RewardSummary | None:
+    if report is None or report.reward_mean is None or report.reward_min is None or report.reward_max is None:
+        return None
+    return RewardSummary(
+        mean=decimal(report.reward_mean), min=decimal(report.reward_min), max=decimal(report.reward_max)
     )
 
 

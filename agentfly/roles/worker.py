@@ -1,10 +1,13 @@
-"""The file between whoever starts a rollout worker and the worker."""
+"""The two files between a rollout worker and whoever runs it: what to do, and how far it is."""
 
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentfly.api import Rollout
+
+EXIT_BUDGET: Final = 3  # more rollouts failed than the budget allows
 
 
 class RolloutWorkerConfig(BaseModel):
@@ -22,3 +25,34 @@ class RolloutWorkerConfig(BaseModel):
     limit: int | None = Field(None, ge=1)
     rollout: Rollout
     failure_budget: float = Field(0.1, ge=0, le=1)
+
+    @property
+    def trajectories_file(self) -> Path:
+        """One line for each finished rollout."""
+        return self.run_dir / "trajectories" / "rollouts.jsonl"
+
+    @property
+    def report_file(self) -> Path:
+        """A `WorkerReport`, replaced as a whole."""
+        return report_file(self.run_dir)
+
+
+def report_file(run_dir: Path) -> Path:
+    """Where the worker of a run reports."""
+    return run_dir / "report.json"
+
+
+class WorkerReport(BaseModel):
+    """Counts of rollouts. ``failed`` is by reason; rewards are None while nothing is scored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    total: int
+    scored: int = 0
+    masked: int = 0
+    failed: dict[str, int] = {}
+    reward_mean: float | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    drift_fraction: float | None = None
+    sampled_tokens: int = 0

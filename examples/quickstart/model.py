@@ -3,10 +3,10 @@ supervised warm-up of about half a minute on one core.
 
     python model.py --output DIR [--seed N] [--sloppiness Q]
 
-The warm-up has two phases. First transcripts of an expert, from which the model learns the skill: the call syntax, and
-to copy file names and values out of what it saw. Then transcripts of a sloppy agent that makes slips (edits without
-looking, wrong key, wrong file, wrong value), which set where it starts: well-formed calls, but only some of them
-right. Reinforcement learning does the rest.
+The warm-up has two phases. First transcripts of an expert, from which the model learns the skill: the call
+syntax, and copying file names and values out of what it saw. Then transcripts of a sloppy agent that makes
+slips (edits without looking, wrong key, wrong file, wrong value), which set where it starts: well-formed calls,
+only some of them right. Reinforcement learning does the rest.
 """
 
 import argparse
@@ -24,8 +24,8 @@ EXPERT_STEPS, SLOPPY_STEPS, BATCH = 300, 150, 16
 LEARNING_RATE, RAMP_STEPS = 4e-3, 40
 # With HF's default of 0.02 a model of this width does not learn to copy within the warm-up.
 INITIALIZER_RANGE = 0.08
-# Qwen2's own split: AutoTokenizer rebuilds it for this model type whatever tokenizer.json says, so that a tokenizer
-# trained on any other split reads its own texts differently after a reload.
+# Qwen2's own split: AutoTokenizer rebuilds it for this model type whatever tokenizer.json says. A tokenizer
+# trained on any other split would read its own texts differently after a reload.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -146,7 +146,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> tuple
 def batch(
     tokenizer: PreTrainedTokenizerFast, rng: random.Random, first: int, sloppiness: float
 ) -> tuple[Any, Any]:
-    """Token ids ``[BATCH, width]`` padded on the right, and the loss mask of their next tokens ``[BATCH, width - 1]``."""
+    """Token ids ``[BATCH, width]``, padded right, and the loss mask ``[BATCH, width - 1]`` of next tokens."""
     rows = [encode(tokenizer, transcript(task(first - i), rng, sloppiness)) for i in range(BATCH)]
     width = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows])

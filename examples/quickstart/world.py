@@ -1,7 +1,8 @@
 """The world of the quickstart: small configuration files, one of them with a wrong value.
 
-A task follows from its seed alone: four files of two ``key=value`` lines each. The user names a key and the value it
-should have, but neither the file nor the value that stands there now: the agent has to look before it edits.
+A task follows from its seed alone: four files of two ``key=value`` lines each. The user names a key and the
+value it should have, but neither the file nor the value that stands there now: the agent has to look before
+it edits.
 Exactly one line of one file must change; a wrong edit is as bad as none.
 """
 

@@ -98,7 +98,7 @@ def build(name: Name, *, accelerator: Accelerator = "cpu") -> Path:
         AgentflyError: uv, a C compiler or binutils are missing, or the packages cannot be installed.
     """
     wanted = recipe(name, accelerator)
-    home = _cache_dir() / f"{name}-{wanted.digest()}"
+    home = _home(wanted)
     python = home / "bin" / "python"
     if python.exists():
         return python
@@ -113,6 +113,12 @@ def build(name: Name, *, accelerator: Accelerator = "cpu") -> Path:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     return python
+
+
+def find(name: Name, *, accelerator: Accelerator = "cpu") -> Path | None:
+    """The Python interpreter of an environment that is built already, else None."""
+    python = _home(recipe(name, accelerator)) / "bin" / "python"
+    return python if python.exists() else None
 
 
 def agentfly_path() -> Path:
@@ -130,6 +136,10 @@ def agentfly_path() -> Path:
         fresh.symlink_to(package, target_is_directory=True)
         fresh.replace(link)
     return directory
+
+
+def _home(wanted: Recipe) -> Path:
+    return _cache_dir() / f"{wanted.name}-{wanted.digest()}"
 
 
 def _install(wanted: Recipe, target: Path) -> None:

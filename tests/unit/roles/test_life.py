@@ -1,6 +1,8 @@
 import pytest
 
-from agentfly.roles.life import Ended, Verdict, after_attempt
+from agentfly.api.reasons import Reason
+from agentfly.api.trainingrun import TrainingRunPolicy
+from agentfly.roles.life import Clock, Ended, Verdict, after_attempt, overdue
 
 CASES = {
     "success ends the run": (Ended(0, False, True), 2, 3, Verdict("Succeeded", 2)),
@@ -32,3 +34,31 @@ CASES = {
 @pytest.mark.parametrize(("ended", "failures", "limit", "want"), CASES.values(), ids=CASES.keys())
 def test_after_attempt(ended: Ended, failures: int, limit: int, want: Verdict) -> None:
     assert after_attempt(ended, failures, limit) == want
+
+
+# 4. a hang is found by the lack of progress
+
+POLICY = TrainingRunPolicy(
+    startup_deadline_seconds=100, stall_timeout_seconds=50, active_deadline_seconds=1000
+)
+OVERDUE = {
+    "before the first step the start-up deadline counts": (Clock(99, 0, None, None, 0, None), None),
+    "a start that takes too long": (Clock(100, 0, None, None, 0, None), Reason.StartupDeadlineExceeded),
+    "steps go on": (Clock(149, 0, 90, 100, 0, None), None),
+    "a step that takes too long": (Clock(150, 0, 90, 100, 0, None), Reason.NoProgress),
+    "the time of all attempts together": (Clock(190, 0, 90, 185, 900, None), Reason.DeadlineExceeded),
+    "start-up does not count as running": (Clock(185, 0, 90, 185, 900, None), None),
+    "a suspension waits for its checkpoint": (Clock(120, 0, 90, 100, 0, 71), None),
+    "a checkpoint that does not come": (Clock(121, 0, 90, 100, 0, 71), Reason.SaveFailed),
+}
+
+
+@pytest.mark.parametrize(("clock", "want"), OVERDUE.values(), ids=OVERDUE.keys())
+def test_overdue(clock: Clock, want: Reason | None) -> None:
+    found = overdue(clock, POLICY)
+    assert (found[0] if found else None) == want
+
+
+def test_a_run_without_active_deadline_may_run_for_ever() -> None:
+    policy = TrainingRunPolicy(stall_timeout_seconds=50)
+    assert overdue(Clock(1e9, 0, 90, 1e9 - 1, 1e9, None), policy) is None

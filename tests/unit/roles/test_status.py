@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from agentfly.api import RolloutJob, TrainingRun
 from agentfly.api.reasons import Reason, RolloutJobPhase, TrainingRunPhase
-from agentfly.api.rolloutjob import RolloutCounts
 from agentfly.roles.status import JobSeen, RunSeen, progress, rollout_status, training_status
+from agentfly.roles.worker import WorkerReport
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SPEC = {
@@ -108,14 +108,19 @@ def test_a_job_without_rewards_has_no_summary():
     assert rollout_status(JOB, JobSeen(RolloutJobPhase.Running), NOW).reward is None
 
 
-def test_a_job_sums_up_its_rewards():
-    seen = JobSeen(
-        RolloutJobPhase.Succeeded,
-        RolloutCounts(total=4, scored=3, masked=1),
-        rewards=[0.0, 1.0, 1.0],
+def test_a_job_shows_its_workers_report():
+    report = WorkerReport(
+        total=5,
+        scored=3,
+        masked=1,
+        failed={"StartFailed": 1},
+        reward_mean=2 / 3,
+        reward_min=0.0,
+        reward_max=1.0,
         drift_fraction=0.0,
     )
-    status = rollout_status(JOB, seen, NOW)
+    status = rollout_status(JOB, JobSeen(RolloutJobPhase.Succeeded, report), NOW)
     assert status.reward.model_dump() == {"mean": "0.666667", "min": "0", "max": "1"}
-    assert status.drift_fraction == "0"
+    assert status.tasks.model_dump() == {"total": 5, "scored": 3, "masked": 1, "failed": 1}
+    assert (status.drift_fraction, status.failures) == ("0", {"StartFailed": 1})
     assert true(status) == {"Succeeded", "Finished"}

@@ -1,0 +1,169 @@
+"""The command line: ``agentfly run | rollout | env | crds | doctor``.
+
+Exit codes: 0 done, 1 failed, 2 wrong input (nothing was started), 130 stopped on request (the same command
+goes on).
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentfly.api.reasons import RolloutJobPhase as JobPhase
+from agentfly.api.reasons import TrainingRunPhase as Phase
+from agentfly.errors import AgentflyError
+
+Status = TypeVar("Status")
+DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO if args.verbose else logging.WARNING, format="%(levelname)s %(message)s"
+    )
+    command: Callable[[argparse.Namespace], int] = args.command
+    try:
+        return command(args)
+    except AgentflyError as error:
+        sys.stderr.write(error.render() + "\n")
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentfly", description="Agentic reinforcement learning.")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    for name, function, text in (
+        ("run", _run, "train: run the TrainingRun of a manifest on this machine, or go on with it"),
+        ("rollout", _rollout, "run the RolloutJob of a manifest on this machine"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "-f", "--file", required=True, type=Path, help="manifest, with its ResourcePools"
+        )
+        command.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="PATH=VALUE",
+            dest="sets",
+            help="change a field, such as model.path=DIR or pool/shell.capacity.max=4",
+        )
+        command.add_argument("--name", help="name of the run; default: that of the manifest")
+        command.add_argument(
+            "--runs", type=Path, default=Path("runs"), help="where runs are kept (default: runs)"
+        )
+        command.set_defaults(command=function)
+
+    env = commands.add_parser(
+        "env", help="build the environments of trainer and inference; prints their Python"
+    )
+    env.add_argument("names", nargs="+", choices=["trainer", "inference"])
+    env.add_argument("--accelerator", choices=["cpu", "cuda"], default="cpu")
+    env.set_defaults(command=_env)
+
+    crds = commands.add_parser("crds", help="write the CustomResourceDefinitions")
+    crds.add_argument("--directory", type=Path, default=Path("crds"), help="where to (default: crds)")
+    crds.add_argument("--check", action="store_true", help="write nothing; fail if the files differ")
+    crds.set_defaults(command=_crds)
+
+    doctor = commands.add_parser("doctor", help="what works on this machine, and why the rest does not")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from agentfly.local.preflight import training_run
+    from agentfly.local.rundir import RunDir
+    from agentfly.local.training import TrainingRunner
+    from agentfly.local.view import training_summary, view
+
+    work = training_run(args.file, args.sets, args.name)
+    folder = RunDir((args.runs / work.run.metadata.name).resolve())
+    with view(Console()) as show:
+        runner = TrainingRunner(work.run, work.pools, work.base_dir, folder, show)
+        status = asyncio.run(_until_stopped(runner.run(), runner.suspend))
+    sys.stdout.write(training_summary(work.run.metadata.name, status, folder.read_metrics()) + "\n")
+    return {Phase.Succeeded: DONE, Phase.Suspended: STOPPED}.get(status.phase or Phase.Failed, FAILED)
+
+
+def _rollout(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from agentfly.local.preflight import rollout_job
+    from agentfly.local.rollouts import RolloutRunner
+    from agentfly.local.rundir import RunDir
+    from agentfly.local.view import rollout_summary, view
+
+    work = rollout_job(args.file, args.sets, args.name)
+    folder = RunDir((args.runs / work.run.metadata.name).resolve())
+    with view(Console()) as show:
+        runner = RolloutRunner(work.run, work.pools, work.base_dir, folder, show)
+        status = asyncio.run(_until_stopped(runner.run(), runner.stop))
+    sys.stdout.write(rollout_summary(work.run.metadata.name, status) + "\n")
+    return {JobPhase.Succeeded: DONE, JobPhase.Pending: STOPPED}.get(status.phase or JobPhase.Failed, FAILED)
+
+
+async def _until_stopped(work: Coroutine[Any, Any, Status], stop: Callable[[], None]) -> Status:
+    """Run the work; the first SIGINT or SIGTERM asks it to stop, the second one cancels it."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        task.cancel() if asked else stop()
+        asked = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return await task
+
+
+def _env(args: argparse.Namespace) -> int:
+    from agentfly.local import environments
+
+    for name in args.names:
+        sys.stdout.write(f"{environments.build(name, accelerator=args.accelerator)}\n")
+    return DONE
+
+
+def _crds(args: argparse.Namespace) -> int:
+    from agentfly.api import crd
+
+    if not args.check:
+        crd.write(args.directory)
+        return DONE
+    differing = crd.check(args.directory)
+    for line in differing:
+        sys.stderr.write(f"{line}\n")
+    return FAILED if differing else DONE
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentfly.local.doctor import examine
+
+    findings = examine()
+    table = Table("part", "", "found", "needed for")
+    for finding in findings:
+        colour = {"ok": "green", "missing": "red", "optional": "yellow"}[finding.state]
+        table.add_row(finding.part, f"[{colour}]{finding.state}[/]", finding.detail, finding.needed)
+    Console().print(table)
+    return FAILED if any(finding.state == "missing" for finding in findings) else DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The data plane of one machine: pools of sandboxes and model servers, leased through a broker.
+
+Guarantees:
+1. Leaving the block stops every member and the broker, and removes what they had on disk, however it is left.
+2. What an earlier data plane left when it was killed is swept before a new one starts.
+3. A pool that cannot work on this machine is refused here, with the reason, before anything runs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentfly.api import PoolUse, ResourcePool
+from agentfly.broker.pools import pool_spec
+from agentfly.broker.server import BrokerServer
+from agentfly.local.paths import run_dir
+from agentfly.resources.engine import ResourceEngine
+from agentfly.resources.lease import PoolStatus
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.model_service import ModelServiceRunner
+from agentfly.resources.runners.owner_dir import OwnerDir
+from agentfly.sandbox.binary import find_sandboxd
+
+
+@dataclass(frozen=True)
+class DataPlane:
+    """A running one: the engine, and the address of its broker."""
+
+    engine: ResourceEngine
+    broker: str
+
+
+@asynccontextmanager
+async def data_plane(
+    pools: Sequence[ResourcePool], *, logs_in: Path, inference_python: Path, start_timeout_s: float
+) -> AsyncIterator[DataPlane]:
+    """Start a data plane with these pools.
+
+    Args:
+        logs_in: the folder whose ``logs`` gets the logs of model servers.
+        inference_python: interpreter of the inference environment.
+        start_timeout_s: for one model server.
+
+    Raises:
+        AgentflyError: a pool's runner does not work on this machine.
+    """
+    await asyncio.to_thread(sweep, run_dir())
+    async with AsyncExitStack() as stack:
+        # The broker's socket has an owner as sandboxes have: if this process is killed, it is swept.
+        home = OwnerDir(run_dir())
+        stack.push_async_callback(home.close)
+        sandboxes = BubblewrapRunner(run_dir(), find_sandboxd())
+        stack.push_async_callback(sandboxes.close)
+        models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
+        engine = await stack.enter_async_context(
+            ResourceEngine([sandboxes, models], [pool_spec(pool) for pool in pools])
+        )
+        broker = await stack.enter_async_context(BrokerServer(engine, home.path / "broker"))
+        yield DataPlane(engine, broker.address)
+
+
+def pool_use(status: PoolStatus) -> PoolUse:
+    """The counts of a pool as the status of a run shows them."""
+    return PoolUse(
+        ready=status.ready + status.leased, leased=status.leased, queued=status.queued, max=status.max
+    )

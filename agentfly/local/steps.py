@@ -1,0 +1,82 @@
+"""Steps that training runs and rollout jobs have in common.
+
+Guarantees:
+1. A step that is asked to stop ends at once, with all that it had started.
+2. A model that is made on the spot appears as a whole or not at all.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentfly.api import ModelRef, ResourcePool
+from agentfly.local import environments
+from agentfly.local.plane import DataPlane
+from agentfly.local.processes import role_environment, run_to_end
+from agentfly.roles.plan import BUILD_DEADLINE_S, Places, model_path, model_role
+
+Value = TypeVar("Value")
+
+
+class StopAsked(Exception):
+    """A stop was asked for while a step was under way."""
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value:
+    """The result of the work; or StopAsked, with the work cancelled, as soon as the event is set."""
+    task, asked = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise StopAsked
+    finally:
+        asked.cancel()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def environment(name: environments.Name, gpus: int) -> Path:
+    """The Python of an environment, built if it is not there."""
+    return await asyncio.to_thread(environments.build, name, accelerator="cuda" if gpus else "cpu")
+
+
+async def make_model(model: ModelRef, seed: int, places: Places, python: Path, log: Path) -> None:
+    """Make the model of a manifest that says how; nothing if it is there already."""
+    role, target = model_role(model, seed, places), model_path(model, places)
+    if role is None or target.exists():
+        return
+    partial = target.with_name(f"{target.name}.partial")
+    arguments = [str(partial) if argument == str(target) else argument for argument in role.arguments]
+    command = [str(python), *arguments]
+    await run_to_end(
+        role.name,
+        command,
+        env=role_environment(role),
+        log=log,
+        cwd=places.base_dir,
+        deadline_s=BUILD_DEADLINE_S,
+    )
+    partial.rename(target)
+
+
+async def lease_servers(plane: DataPlane, policy: ResourcePool, owner: str, deadline_s: float) -> list[str]:
+    """Addresses of all members of the policy's pool, leased to the owner."""
+    leases = [
+        await plane.engine.acquire(policy.metadata.name, owner, key=f"server-{number}", deadline=deadline_s)
+        for number in range(policy.spec.capacity.max)
+    ]
+    return [lease.base_url for lease in leases]
+
+
+async def ends_within(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    """Whether a process ended within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,28 @@
+"""Several servers of one policy as one model.
+
+Guarantees:
+1. Requests of one rollout go to one server: its earlier turns are in that server's prefix cache.
+2. Which one follows from the rollout alone, so that every process chooses the same.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+from agentfly.models.base import Sampled, Sampling, TokenModel
+
+
+class StickyModels:
+    """Spreads rollouts over servers. A request id is a rollout's id, a dot, and a number."""
+
+    def __init__(self, models: Sequence[TokenModel]) -> None:
+        if not models:
+            raise ValueError("models: none; a policy needs at least one server")
+        self._models = tuple(models)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+    ) -> Sampled:
+        """See ``TokenModel.generate``."""
+        rollout = request_id.rpartition(".")[0] or request_id
+        model = self._models[zlib.crc32(rollout.encode()) % len(self._models)]
+        return await model.generate(prompt_ids, sampling, request_id=request_id, deadline=deadline)

@@ -1,0 +1,158 @@
+"""The rollout worker: plays the tasks of a RolloutJob and writes their trajectories.
+
+    python -m agentfly.worker --config rollout.json
+
+Guarantees:
+1. Each finished rollout is one line of ``trajectories/rollouts.jsonl``; a worker that is started again goes
+   on with those that are not there.
+2. ``report.json`` is replaced as a whole, twice a second at most, and at the end however the worker ends.
+3. Exit code 0: every rollout has an outcome. 3: more failed than the budget allows. 1: anything else.
+
+Runs in the inference environment, which has the model's tokenizer.
+"""
+
+import argparse
+import asyncio
+import itertools
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentfly.broker.client import BrokerClient
+from agentfly.context import Deadlines
+from agentfly.errors import AgentflyError
+from agentfly.models import Sampling, VLLMModel
+from agentfly.models.sticky import StickyModels
+from agentfly.refs import load
+from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
+from agentfly.rollout import (
+    Chain,
+    FailureBudgetExceeded,
+    RolloutReport,
+    Trajectory,
+    TrajectoryWriter,
+    rollout,
+)
+from agentfly.tasks import read_tasks
+from agentfly.training.config import ENV_BROKER, ENV_INFERENCE_URLS
+
+logger = logging.getLogger("agentfly.worker")
+
+WRITE_EVERY_S = 0.5
+MAX_TASKS = 1_000_000  # of a job without a limit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the worker; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="agentfly.worker")
+    parser.add_argument("--config", type=Path, required=True, help="a RolloutWorkerConfig as JSON")
+    config = RolloutWorkerConfig.model_validate_json(parser.parse_args(arguments).config.read_text())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(work(config))
+    except FailureBudgetExceeded as error:
+        logger.error("%s", error.render())
+        return EXIT_BUDGET
+    except AgentflyError as error:
+        logger.error("%s", error.render())
+        return 1
+    return 0
+
+
+async def work(config: RolloutWorkerConfig) -> None:
+    """Play every task that has no outcome yet."""
+    from transformers import AutoTokenizer
+
+    shape = config.rollout
+    rows = rows_of(config)
+    models = [VLLMModel(url) for url in os.environ[ENV_INFERENCE_URLS].split(",")]
+    resources = BrokerClient(os.environ[ENV_BROKER])
+    with TrajectoryWriter(config.trajectories_file) as file:
+        sink = ReportingSink(file, config.report_file, len(rows) * shape.group_size)
+        try:
+            await rollout(
+                load(config.agent_entrypoint, config.base_dir),
+                rows,
+                model=StickyModels(models),
+                tokenizer=AutoTokenizer.from_pretrained(config.model_path),
+                resources=resources,
+                strategy=Chain(shape.max_turns, shape.max_tokens_per_turn, shape.max_context_tokens),
+                sink=sink,
+                deadlines=Deadlines(
+                    call=shape.timeouts.call_seconds,
+                    turn=shape.timeouts.turn_seconds,
+                    rollout=shape.timeouts.rollout_seconds,
+                ),
+                sampling=Sampling(temperature=shape.temperature),
+                group_size=shape.group_size,
+                concurrency=shape.concurrency,
+                max_infra_retries=shape.max_infra_retries,
+                failure_budget=config.failure_budget,
+            )
+        finally:
+            sink.report()
+            await resources.close()
+            for model in models:
+                await model.close()
+
+
+class ReportingSink:
+    """Keeps finished rollouts in a file, and a report of them in another."""
+
+    def __init__(self, file: TrajectoryWriter, report: Path, total: int) -> None:
+        self._file = file
+        self._path = report
+        self._report = RolloutReport(total=total)
+        self._written = -WRITE_EVERY_S
+
+    def finished(self) -> Iterable[Trajectory]:
+        """What earlier workers finished."""
+        for trajectory in self._file.finished():
+            self._report.add(trajectory)
+            yield trajectory
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Keep one finished rollout."""
+        self._file.write(trajectory)
+        self._report.add(trajectory)
+        if time.monotonic() - self._written >= WRITE_EVERY_S:
+            self.report()
+
+    def report(self) -> None:
+        """Write the report."""
+        found, reward = self._report, self._report.reward
+        text = WorkerReport(
+            total=found.total,
+            scored=found.scored,
+            masked=sum(found.masked.values()),
+            failed=found.failed,
+            reward_mean=reward.mean if reward else None,
+            reward_min=reward.min if reward else None,
+            reward_max=reward.max if reward else None,
+            drift_fraction=found.drift_fraction if found.tokens else None,
+            sampled_tokens=found.sampled_tokens,
+        ).model_dump_json()
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(text)
+        partial.replace(self._path)
+        self._written = time.monotonic()
+
+
+def rows_of(config: RolloutWorkerConfig) -> list[dict[str, Any]]:
+    """The tasks of the job."""
+    tasks = read_tasks(config.tasks_entrypoint, config.tasks_path, config.base_dir, config.seed)
+    rows = list(itertools.islice(tasks, config.limit or MAX_TASKS + 1))
+    if config.limit is None and len(rows) > MAX_TASKS:
+        raise AgentflyError(
+            f"spec.tasks: more than {MAX_TASKS} without spec.limit; the source may be endless",
+            hints=["set spec.limit to the number of tasks to take"],
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
