@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,9 +63,15 @@ class Rig:
         return self.engine.pool_status()["shell"]
 
     async def until(self, what: str, count: int) -> None:
-        async with asyncio.timeout(DEADLINE):
-            while getattr(self.shell, what) != count:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: getattr(self.shell, what) == count)
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come true in 5 s")
 
 
 @asynccontextmanager
@@ -282,10 +288,19 @@ async def test_unreachable_broker_is_infra_with_a_hint(tmp_path):
 
 async def test_request_without_an_answer_ends_at_its_deadline(tmp_path):
     path = tmp_path / "mute.sock"
-    server = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(0), path)
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        hung_up.set()
+
+    hung_up = asyncio.Event()
+    server = await asyncio.start_unix_server(mute, path)
     async with server, BrokerClient(f"unix://{path}") as client:
         with pytest.raises(Infra, match="TimeoutError"):
             await client._request("GET", wire.STATUS, None, within=0.1)
+        await asyncio.wait_for(hung_up.wait(), DEADLINE)
 
 
 # C3. One request renews all.
@@ -312,9 +327,7 @@ async def test_lost_lease_is_marked_at_the_next_heartbeat(tmp_path):
     async with broker(tmp_path, ttl=0.3) as rig, BrokerClient(rig.server.address) as client:
         lease = await client.acquire("shell", "a", deadline=DEADLINE)
         rig.runner.kill(lease.info.member_id)
-        async with asyncio.timeout(DEADLINE):
-            while not lease.lost:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: lease.lost)
         with pytest.raises(LeaseLost):
             _ = lease.sandbox
         await lease.release()

@@ -1,7 +1,7 @@
 """A loop whose time is virtual, and a runner that counts what it is asked to do.
 
-The loop runs in debug mode. A test fails if a task is left over, if an error of any task was awaited by nobody,
-or if nothing would ever happen again (a deadlock is an error at once, not a hang).
+The loop runs in debug mode. A test fails if a task is left over, if an error of any task was awaited by
+nobody, or if nothing would ever happen again (a deadlock is an error at once, not a hang).
 """
 
 import asyncio
@@ -76,9 +76,9 @@ def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 class FakeRunner:
     """Counts, blocks and fails as told.
 
-    ``existing`` holds what a machine would really hold: members from the first moment of their start to the end
-    of their stop. ``faults`` collects what must never happen: a member handed out that was not reset, a call on
-    a member that is being reset, a second start under one id.
+    ``existing`` holds what a machine would really hold: members from the first moment of their start to the
+    end of their stop. ``faults`` collects what must never happen: a member handed out that was not reset, a
+    call on a member that is being reset, a second start under one id.
     """
 
     def __init__(self, kind: str = "container", *, start_s: float = 0.01, shared: bool = False) -> None:
