@@ -86,7 +86,7 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> list[AgentLoopOutput]:
         """Play the rollout; returns the rows to train on, none if there is nothing to learn from."""
         worker, step = _worker(), int(fields["global_steps"])
-        group = f"a{worker.config.attempt}-s{step}-t{fields['index']}"
+        group = f"s{step}-t{fields['index']}"
         rollout_id = f"{group}-r{fields['session_id']}"
         # The same rollout always asks the same server: its earlier turns are in that server's prefix cache.
         server = worker.models[zlib.crc32(rollout_id.encode()) % len(worker.models)]

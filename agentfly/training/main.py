@@ -49,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("%s", error.render())
         return 1
     except Exception as error:
-        logger.exception("verl failed; rollouts of unfinished steps: %s", follower.unfinished() or "none")
-        logger.error("%s", str(error).strip().splitlines()[-1:])
+        logger.exception("verl failed")
+        cause = (str(error).strip() or type(error).__name__).splitlines()[-1]  # Ray puts the cause last
+        logger.error("%s; rollouts of unfinished steps: %s", cause, follower.unfinished() or "none")
         return 1
     follower.poll()
     return EXIT_SUSPENDED if config.suspended_file.exists() else 0

@@ -9,6 +9,7 @@ Guarantees:
 
 import json
 import math
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +57,8 @@ class MetricsFollower:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._logged = LineReader(config.verl_metrics_file)
-        self.outcomes = OutcomeReader(config.outcomes_dir, config.attempt)
+        self._outcomes = OutcomeReader(config.outcomes_dir, config.attempt)
+        self._lock = threading.Lock()  # the watchdog's thread and the end of the run both poll
 
     def poll(self) -> int:
         """Append the steps that ended since the last call; returns how many.
@@ -64,23 +66,25 @@ class MetricsFollower:
         Raises:
             AgentflyError: a step has more drift than the run allows.
         """
-        entries = self._logged.read()
-        if entries:
-            self.outcomes.read()  # after verl's line: all rollouts of that step are on disk by then
-        for entry in entries:
-            step = int(entry["step"])
-            outcomes = self.outcomes.steps.pop(step, StepOutcomes())
-            line = step_line(step, self._config.attempt, time.time(), entry["data"], outcomes)
-            with self._config.metrics_file.open("a") as handle:
-                handle.write(json.dumps(line) + "\n")
-            self._check_drift(step, line["drift_fraction"])
-        return len(entries)
+        with self._lock:
+            entries = self._logged.read()
+            if entries:
+                self._outcomes.read()  # after verl's line: all rollouts of that step are on disk by then
+            for entry in entries:
+                step = int(entry["step"])
+                outcomes = self._outcomes.steps.pop(step, StepOutcomes())
+                line = step_line(step, self._config.attempt, time.time(), entry["data"], outcomes)
+                with self._config.metrics_file.open("a") as handle:
+                    handle.write(json.dumps(line) + "\n")
+                self._check_drift(step, line["drift_fraction"])
+            return len(entries)
 
     def unfinished(self) -> str:
         """What the rollouts of steps that never ended came to, for the error of a failed attempt."""
-        self.outcomes.read()
+        with self._lock:
+            self._outcomes.read()
         parts = []
-        for step, outcomes in sorted(self.outcomes.steps.items()):
+        for step, outcomes in sorted(self._outcomes.steps.items()):
             counts = ", ".join(f"{n} {name}" for name, n in outcomes.counts.items())
             reasons = ", ".join(f"{reason} x {n}" for reason, n in outcomes.reasons.most_common(5))
             parts.append(f"step {step}: {counts}" + (f" ({reasons})" if reasons else ""))

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import platform
 import shutil
@@ -69,8 +70,8 @@ class Recipe:
 
     def digest(self) -> str:
         """Hash of all that decides the content, machine and builder included; 12 hex characters."""
-        builder = (_HERE / "__init__.py").read_text() + (_HERE / "stubs.py").read_text()
-        parts = (repr(self), builder, platform.machine(), sys.platform)
+        builder = [inspect.getsource(function) for function in (_install, _write_alias)]
+        parts = (repr(self), *builder, _read("stubs.py"), platform.machine(), sys.platform)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
