@@ -79,7 +79,7 @@ def _file(reference: str, path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     sys.modules[name] = module
     try:
-        # Not through the loader: its cached bytecode takes an edit of equal size in the same second for no edit.
+        # Not through the loader: its bytecode cache misses an edit of equal size in the same second.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]

@@ -24,7 +24,7 @@ class ApiObject(ApiModel):
     api_version: Literal["agentfly.dev/v1alpha1"] = Field(
         default="agentfly.dev/v1alpha1", description="Version of the API."
     )
-    metadata: Metadata = Field(description="Name, labels and what the API server records.")
+    metadata: Metadata = Field(description="Name and labels, as {name: first}; the API server adds more.")
 
 
 class AgentRef(ApiModel):

@@ -8,6 +8,7 @@ Guarantees:
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,8 @@ def shown(value: Any) -> str:
         return "a list"
     if isinstance(value, str) and value and value == value.strip():
         text = value
+    elif isinstance(value, float) and not math.isfinite(value):
+        text = f".{value}".replace(".-", "-.")
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
@@ -158,14 +161,14 @@ def explain(error: ErrorDetails, model: type[ApiModel]) -> Iterator[Complaint]:
         yield from (_broken(where, value, rule, block) for rule in context["broken"])
     elif kind == "missing":
         info = shape.fields(shape.model_of(shape.below(model, where[:-1])) or model)[str(where[-1])]
-        yield Complaint(where, NOTHING, "is missing", (f"add {where[-1]}: {info.description}",))
+        yield Complaint(where, NOTHING, "is missing", (f"add {where[-1]}: {_sentence(info.description)}",))
     elif kind == "extra_forbidden":
         owner = shape.model_of(shape.below(model, where[:-1])) or model
         yield Complaint(where, NOTHING, "is not a known field", instead(str(where[-1]), shape.fields(owner)))
     elif kind in _TYPES:
         yield Complaint(where, _quoted(value), _TYPES[kind], _retyped(kind, value))
     elif kind in _BOUNDS:
-        yield Complaint(where, value, _BOUNDS[kind].format(**context))
+        yield Complaint(where, _scalar(value), _BOUNDS[kind].format(**context))
     elif kind in ("literal_error", "enum"):
         allowed = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         yield Complaint(where, value, f"is not one of {', '.join(allowed)}", _close(value, allowed))
@@ -174,7 +177,7 @@ def explain(error: ErrorDetails, model: type[ApiModel]) -> Iterator[Complaint]:
         yield Complaint(where, value, problem, hints)
     elif kind in ("quantity", "duplicate_items"):
         hint = context.get("hint")
-        yield Complaint(where, value, error["msg"], (hint,) if hint else ())
+        yield Complaint(where, _scalar(value), error["msg"], (hint,) if hint else ())
     else:
         yield Complaint(where, value, f"is refused: {error['msg']}")
 
@@ -187,8 +190,16 @@ def _broken(where: Where, block: Any, rule: Rule, model: type[ApiModel]) -> Comp
     value = block.get(rule.field) if isinstance(block, Mapping) else None
     if value is None:
         value = shape.fields(model)[rule.field].default
-    printable = isinstance(value, str | int | float)
-    return Complaint((*where, rule.field), value if printable else NOTHING, rule.problem, hints)
+    return Complaint((*where, rule.field), _scalar(value), rule.problem, hints)
+
+
+def _scalar(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) else NOTHING
+
+
+def _sentence(description: str | None) -> str:
+    """The first sentence, without its full stop."""
+    return (description or "").partition(". ")[0].rstrip(".")
 
 
 def _close(value: Any, allowed: list[str]) -> tuple[str, ...]:

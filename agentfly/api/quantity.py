@@ -8,7 +8,7 @@ A subset of resource.Quantity: no exponents, no "Ki" and below, and memory witho
 `memory: 256` means 256 bytes to Kubernetes and never to the person who wrote it.
 """
 
-import string
+import re
 from fractions import Fraction
 from typing import Annotated
 
@@ -21,6 +21,7 @@ MEMORY_PATTERN = r"^[1-9][0-9]{0,6}(\.[0-9]{1,3})?(Mi|Gi|Ti|M|G|T)$"
 CORES_MAX = 9999
 
 _UNITS = {
+    "": Fraction(1),
     "m": Fraction(1, 1000),
     "Mi": Fraction(2**20),
     "Gi": Fraction(2**30),
@@ -33,9 +34,10 @@ _UNITS = {
 
 def parse(text: str) -> Fraction:
     """The number in front times its unit. ValueError for what is not a number with a known unit."""
-    digits = text.rstrip(string.ascii_letters)
-    unit = text[len(digits) :]
-    return Fraction(digits) * (_UNITS[unit] if unit else 1)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", text, re.ASCII)
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not an amount")
+    return Fraction(found[1]) * _UNITS[found[2]]
 
 
 def cores(value: int | str) -> float:
@@ -59,7 +61,7 @@ def _cpu(value: object, handler: ValidatorFunctionWrapHandler) -> int | str:
         return handler(value)  # type: ignore[no-any-return]
     except ValueError:
         raise PydanticCustomError(
-            "quantity", "is not an amount of CPU", {"hint": 'write cores: 2, "0.5" or 500m'}
+            "quantity", "is not an amount of CPU", {"hint": 'write cores, as in 2, "0.5" or 500m'}
         ) from None
 
 

@@ -147,7 +147,7 @@ class ResourcePoolSpec(ApiModel):
     """What the pool should be."""
 
     type: PoolType = Field(
-        description="What a member is.",
+        description="What a member is: Container or ModelService.",
         json_schema_extra=immutable("make a new pool under another name"),
     )
     container: Container | None = Field(
@@ -156,7 +156,7 @@ class ResourcePoolSpec(ApiModel):
     model_service: ModelService | None = Field(
         default=None, description="Members of a ModelService pool. Absent for other types."
     )
-    capacity: Capacity = Field(description="How many members there may be.")
+    capacity: Capacity = Field(description="How many members there may be, as {min: 0, max: 4}.")
     queue: Queue = Field(default=Queue(), description="Waiting acquires. Absent: its defaults.")
     lease: LeasePolicy = Field(default=LeasePolicy(), description="Holds on members. Absent: its defaults.")
     reuse: Reuse = Field(

@@ -33,15 +33,17 @@ class RolloutJobPolicy(ApiModel):
 class RolloutJobSpec(ApiModel):
     """What should be rolled out."""
 
-    agent: AgentRef = Field(description="The agent.", json_schema_extra=FIXED)
-    tasks: TasksRef = Field(description="The tasks.", json_schema_extra=FIXED)
+    agent: AgentRef = Field(
+        description='The agent, as {entrypoint: "agent.py:agent"}.', json_schema_extra=FIXED
+    )
+    tasks: TasksRef = Field(description="The tasks, as {path: tasks.jsonl}.", json_schema_extra=FIXED)
     pools: NameSet = Field(
         default=(),
         description="ResourcePools in the same namespace that tools and reward acquire by name. Absent: "
         "none.",
         json_schema_extra=FIXED,
     )
-    model: ModelRef = Field(description="Weights and tokenizer.", json_schema_extra=FIXED)
+    model: ModelRef = Field(description="Weights and tokenizer, as {path: DIR}.", json_schema_extra=FIXED)
     seed: Int = Field(
         default=0, ge=0, description="Seed of tasks and sampling. Default 0.", json_schema_extra=FIXED
     )

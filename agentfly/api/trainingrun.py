@@ -87,15 +87,19 @@ class TrainingRunPolicy(ApiModel):
 class TrainingRunSpec(ApiModel):
     """What should be trained, and how."""
 
-    agent: AgentRef = Field(description="The agent.", json_schema_extra=FIXED)
-    tasks: TasksRef = Field(description="The tasks.", json_schema_extra=FIXED)
+    agent: AgentRef = Field(
+        description='The agent, as {entrypoint: "agent.py:agent"}.', json_schema_extra=FIXED
+    )
+    tasks: TasksRef = Field(description="The tasks, as {path: tasks.jsonl}.", json_schema_extra=FIXED)
     pools: NameSet = Field(
         default=(),
         description="ResourcePools in the same namespace that tools and reward acquire by name. Absent: "
         "none.",
         json_schema_extra=FIXED,
     )
-    model: ModelRef = Field(description="First weights and tokenizer.", json_schema_extra=FIXED)
+    model: ModelRef = Field(
+        description="First weights and tokenizer, as {path: DIR}.", json_schema_extra=FIXED
+    )
     seed: Int = Field(
         default=0,
         ge=0,

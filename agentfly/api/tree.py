@@ -182,12 +182,16 @@ def _document(node: yaml.Node, number: int, text: str, reading: Reading) -> None
 
 
 def _syntax(error: yaml.YAMLError, text: str) -> Flaw:
+    lines = text.splitlines()
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        line = int(error.problem_mark.line) + 1
-        written = text.splitlines()[line - 1] if line <= text.count("\n") + 1 and text else ""
+        mark = error.problem_mark
+        if mark.line >= len(lines) and error.context_mark is not None:
+            mark = error.context_mark  # what is unfinished says more than where the file ends
+        written = lines[mark.line] if mark.line < len(lines) else ""
         if "\t" in written[: len(written) - len(written.lstrip())]:
-            return Flaw(line, (), "is indented with a tab", ("use spaces",))
-        return Flaw(line, (), f"not YAML: {error.problem}")
+            return Flaw(int(mark.line) + 1, (), "is indented with a tab", ("use spaces",))
+        reason = ": ".join(part for part in (error.context, error.problem) if part)
+        return Flaw(int(mark.line) + 1, (), f"not YAML: {reason}")
     position = getattr(error, "position", 0)
     line = text.count("\n", 0, position) + 1
     return Flaw(line, (), f"not YAML: character {ord(text[position]):#x} is not allowed")

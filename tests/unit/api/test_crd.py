@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agentfly.api import crd
-from tests.unit.api.worlds import complete
+from tests.unit.api.worlds import complete, draft4
 
 CRDS = Path(__file__).parents[3] / "crds"
 Where = tuple[str, ...]
@@ -136,25 +136,12 @@ def test_every_rule_points_at_a_field_that_exists(kind: crd.Kind) -> None:
 # 2. Defaults.
 
 
-def json_schema(node: dict[str, Any]) -> dict[str, Any]:
-    """The node in the JSON Schema dialect of OpenAPI 3.0 (draft 4), which the jsonschema package knows."""
-    result = {key: value for key, value in node.items() if not key.startswith("x-kubernetes")}
-    if node.get("x-kubernetes-int-or-string"):
-        result["type"] = ["integer", "string"]
-    if "properties" in node:
-        result["properties"] = {name: json_schema(child) for name, child in node["properties"].items()}
-    for key in ("items", "additionalProperties"):
-        if key in node:
-            result[key] = json_schema(node[key])
-    return result
-
-
 @pytest.mark.parametrize("kind", kinds())
 def test_every_spec_default_is_valid_and_complete(kind: crd.Kind) -> None:
     spec = crd.schema(kind.model)["properties"]["spec"]
     for at, node in walk(spec):
         if "default" in node:
-            jsonschema.Draft4Validator(json_schema(node)).validate(node["default"])
+            jsonschema.Draft4Validator(draft4(node)).validate(node["default"])
             assert complete(node, node["default"]) == node["default"], at
 
 

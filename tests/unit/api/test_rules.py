@@ -15,7 +15,11 @@ SERVICE: dict[str, Any] = {
 TIMEOUTS = "spec.rollout.timeouts"
 
 REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "min above max": ("ResourcePool", {"capacity.min": 5}, ["spec.capacity.max: max is less than min"]),
+    "min above max": (
+        "ResourcePool",
+        {"capacity.min": 5},
+        ["spec.capacity.max: max is less than min; raise max or lower min"],
+    ),
     "a Container pool without its arm": (
         "ResourcePool",
         {"container": None},
@@ -82,8 +86,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         "TrainingRun",
         {"rollout.groupSize": 1},
         [
-            "spec.rollout: rollout has groupSize 1, and grpo compares the rollouts of one task with each other; "
-            "set rollout.groupSize to 2 or more"
+            "spec.rollout: rollout has groupSize 1, and grpo compares the rollouts of one task with each "
+            "other; set rollout.groupSize to 2 or more"
         ],
     ),
 }

@@ -1,6 +1,7 @@
 """Manifests that are right, and an API server's view of an object: defaults filled in, CEL rules run."""
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ OBJECTS: dict[str, Json] = {
 }
 
 KINDS = {kind.name: kind for kind in crd.KINDS}
+SCHEMAS = {kind.name: crd.schema(kind.model) for kind in crd.KINDS}
 
 
 def made(kind: str, changes: Json) -> Json:
@@ -73,6 +75,25 @@ def complete(node: Json, value: Any) -> Any:
     return filled
 
 
+def draft4(node: Json) -> Json:
+    """The node in the JSON Schema dialect of OpenAPI 3.0 (draft 4), which the jsonschema package knows.
+
+    Objects are closed, as field validation of kubectl closes them.
+    """
+    result = {key: value for key, value in node.items() if not key.startswith("x-kubernetes")}
+    if node.get("x-kubernetes-int-or-string"):
+        result["type"] = ["integer", "string"]
+    if node.get("x-kubernetes-list-type") == "set":
+        result["uniqueItems"] = True
+    if "properties" in node:
+        result["properties"] = {name: draft4(child) for name, child in node["properties"].items()}
+        result["additionalProperties"] = False
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            result[key] = draft4(node[key])
+    return result
+
+
 def walk(node: Json, at: str = "") -> Iterator[tuple[str, Json]]:
     """Every node of a schema with its path; items and values of maps are `[]`."""
     yield at, node
@@ -90,16 +111,20 @@ def at(obj: Any, path: str) -> Any:
     return obj
 
 
-def _runs(rule: str, new: Any, old: Any) -> bool:
+@functools.cache
+def _program(rule: str) -> celpy.Runner:
     environment = celpy.Environment()
-    program = environment.program(environment.compile(rule))
+    return environment.program(environment.compile(rule))
+
+
+def _runs(rule: str, new: Any, old: Any) -> bool:
     names = {"self": celpy.json_to_cel(new), "oldSelf": celpy.json_to_cel(old)}
-    return bool(program.evaluate(names))
+    return bool(_program(rule).evaluate(names))
 
 
 def server_refusals(kind: str, obj: Json, old: Json | None = None) -> list[str]:
     """`path: message` of every CEL rule that does not hold, as `kubectl apply` would list them."""
-    schema = crd.schema(KINDS[kind].model)
+    schema = SCHEMAS[kind]
     new, before = complete(schema, obj), complete(schema, old)
     found = []
     for path, node in walk(schema):
