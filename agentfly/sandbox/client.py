@@ -9,6 +9,7 @@ Guarantees:
 """
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -78,7 +79,7 @@ class _Connection:
                 self._open().request(
                     method,
                     self.endpoint.base_url + path,
-                    data=content,
+                    data=None if content is None else io.BytesIO(content),  # sent in pieces
                     params=query,
                     headers=self._headers,
                 ) as answer,

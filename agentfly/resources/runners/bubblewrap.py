@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.runners import bubblewrap_check, host_root, seccomp
 from agentfly.resources.runners.base import Member
@@ -64,12 +65,13 @@ class BubblewrapRunner:
     """Runner of the kind ``container``.
 
     Args:
-        run_dir: a short path on a local disk: sockets, and what sandboxes write to their root.
+        run_dir: a folder for this runner alone, with a short path, on a local disk: sockets, and what
+            sandboxes write to their root. Made at the first start; ``sweep`` its parent.
         sandboxd: the daemon's binary, statically linked.
         bwrap: bubblewrap 0.11 or later; None finds it.
 
     Raises:
-        AgentflyError: run_dir is too long for sockets, or there is no bubblewrap.
+        AgentflyError: there is no bubblewrap.
     """
 
     kind = "container"
@@ -91,10 +93,11 @@ class BubblewrapRunner:
             return f"sandboxd: {self._sandboxd} is not an executable file; make sandboxd builds it"
         if problem := bubblewrap_check.version_problem(self._bwrap):
             return problem
-        self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = Path(tempfile.mkdtemp(prefix="probe-", dir=self._run_dir))
+        self._run_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = Path(tempfile.mkdtemp(prefix="probe-", dir=self._run_dir.parent))
         try:
-            host_root.build(probe)
+            (probe / "etc").mkdir()  # the daemon needs nothing of it, and the real one takes 0.1 s
+            host_root.build_devices(probe / "dev")
             root = Root(ContainerSpec(), probe, self._sandboxd)
             root.prepare(Home(probe))
             argv = [str(self._bwrap), *root.arguments(Home(probe)), "--", DAEMON, "--version"]
@@ -183,7 +186,7 @@ class BubblewrapRunner:
             await owner.close()
 
     async def _start(self, spec: ContainerSpec, member_id: str, incarnation: int) -> Member:
-        owner = await self._own()
+        owner = self._own()
         root = Root(spec, owner.path, self._sandboxd)
         root.check()
         token = secrets.token_urlsafe(32)
@@ -200,19 +203,22 @@ class BubblewrapRunner:
         address = f"unix://{sandbox.home.socket}"
         return Member(member_id, spec, incarnation, address, admin_token=token, handle=sandbox)
 
-    async def _own(self) -> OwnerDir:
-        if (owner := self._owner) is None:
-            owner = OwnerDir(self._run_dir)
-            host_root.build(owner.path)
-            self._owner = owner
-            await asyncio.to_thread(sweep, self._run_dir)
-        return owner
+    def _own(self) -> OwnerDir:
+        try:
+            if self._owner is None:
+                self._owner = OwnerDir(self._run_dir)
+            host_root.build(self._owner.path)
+        except OSError as error:
+            raise StartFailed(f"run_dir: {self._run_dir}: {error}") from error
+        except AgentflyError as error:
+            raise StartFailed(error.message, hints=error.hints) from error
+        return self._owner
 
     def _reserve(self, owner: OwnerDir) -> Sandbox:
         """Name and record the member's folder and group: from here on ``_end`` can remove them."""
         name = owner.new_name()
         group = self._cgroups.plan(f"agentfly-{owner.name}-{name}")
-        return Sandbox(Home(owner.new_home(group.paths, name)), group)
+        return Sandbox(Home(owner.new_home(name, group.paths)), group)
 
     async def _launch(self, sandbox: Sandbox, root: Root, config: bytes, token: str) -> None:
         home = sandbox.home

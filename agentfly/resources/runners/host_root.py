@@ -38,17 +38,21 @@ NOBODY = 65534
 
 
 def build(base: Path) -> None:
-    """Make what sandboxes of one owner share: ``etc`` and ``dev`` below ``base``."""
-    build_etc(base / "etc")
-    build_devices(base / "dev")
+    """Make what sandboxes of one owner share, ``etc`` and ``dev`` below ``base``, unless it is there."""
+    for name, make in (("etc", build_etc), ("dev", build_devices)):
+        if not (base / name).exists():
+            fresh = base / f"{name}.new"  # left over if an earlier attempt failed
+            shutil.rmtree(fresh, ignore_errors=True)
+            make(fresh)
+            fresh.rename(base / name)
 
 
 def build_devices(target: Path) -> None:
     """Make device files for the sandboxes of root, in a new folder.
 
-    bubblewrap shows this machine's own, and whoever owns a file may change its mode. An ordinary user does not
-    own them; root does, without any capability. These belong to nobody. Where root may not make devices either
-    (in a container), the folder stays empty and the container's own are shown.
+    bubblewrap shows this machine's own, and whoever owns a file may change its mode. An ordinary user does
+    not own them; root does, without any capability. These belong to nobody. Where root may not make devices
+    either (in a container), the folder stays empty and the container's own are shown.
     """
     target.mkdir()
     if os.geteuid() != 0 or os.statvfs(target).f_flag & os.ST_NODEV:

@@ -22,6 +22,8 @@ from pathlib import Path
 from agentfly.errors import AgentflyError
 from agentfly.resources.runners.cgroups import Group
 
+LOCK = "sandboxes.lock"
+RECORD = "cgroups.json"
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket."""
 DELETE_S = 60.0
@@ -30,42 +32,41 @@ SWEEP_GROUP_S = 2.0
 
 
 class OwnerDir:
-    """``<run_dir>/<owner>/`` with a folder for each member, and ``<run_dir>/<owner>.lock``.
+    """A folder that one living process owns, with a folder in it for each member.
 
     Args:
-        run_dir: made if missing, readable by this user only.
+        path: made if missing, readable by this user only; not shared with another owner.
 
     Raises:
-        AgentflyError: the path is too long for sockets.
+        AgentflyError: the path is too long for sockets, or has a living owner.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        longest = len(os.fsencode(run_dir.absolute())) + len("/01234567/fffff/s")
-        if longest > SOCKET_PATH_MAX:
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        excess = len(os.fsencode(self.path)) + len("/fffff/s") - SOCKET_PATH_MAX
+        if excess > 0:
             raise AgentflyError(
-                f"run_dir: {run_dir} is {longest - SOCKET_PATH_MAX} bytes too long to hold unix sockets",
+                f"run_dir: {path} is {excess} bytes too long to hold unix sockets",
                 hints=["use a short folder, for example one below /run/user or /tmp"],
             )
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._run_dir = run_dir.absolute()
-        self._lock, self.name = _claim(self._run_dir)
-        self.path = self._run_dir / self.name
-        self.path.mkdir(mode=0o700)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.name = secrets.token_hex(4)
+        self._lock = _claim(self.path, self.name)
         self._trash = self.path / "trash"
-        self._trash.mkdir()
+        self._trash.mkdir(exist_ok=True)
         self._numbers = itertools.count(1)
         self._deletion: asyncio.Task[None] | None = None
-
-    def new_home(self, groups: Sequence[Path], name: str) -> Path:
-        """A folder for a member, with the record of its control groups in it."""
-        home = self.path / name
-        home.mkdir()
-        (home / "record").write_text(json.dumps([str(path) for path in groups]))
-        return home
 
     def new_name(self) -> str:
         """A short name that no other member of this owner has or had."""
         return f"{next(self._numbers):x}"
+
+    def new_home(self, name: str, groups: Sequence[Path]) -> Path:
+        """A folder for a member, with the record of its control groups in it."""
+        home = self.path / name
+        home.mkdir()
+        (home / RECORD).write_text(json.dumps([str(path) for path in groups]))
+        return home
 
     def drop(self, home: Path) -> None:
         """Put a member's files aside and delete them in the background."""
@@ -80,61 +81,50 @@ class OwnerDir:
                 return  # the next drop tries again, and a sweep after it
 
     async def close(self) -> None:
-        """Await the deletions, remove the folder, give up the lock. The owner must have no members."""
-        if self._deletion is not None:
-            await asyncio.shield(self._deletion)
-        await asyncio.to_thread(_delete, [str(self.path)])
-        _lock_path(self._run_dir, self.name).unlink(missing_ok=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """Await the deletions, remove what this owner made, give up the lock. It must have no members."""
+        if self._deletion is not None and not self._deletion.done():
+            await asyncio.wait([self._deletion])
+        ours = [str(self.path / name) for name in ("trash", "etc", "dev")]
+        await asyncio.to_thread(_delete, ours)
+        (self.path / LOCK).unlink(missing_ok=True)
+        os.close(self._lock)
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            self.path.rmdir()
 
 
-def _delete(paths: Sequence[str]) -> bool:
-    """Delete with ``rm``: it stands trees of any depth, and follows no link that a tenant made."""
-    for command in (("rm", "-rf", "--"), ("chmod", "-R", "u+rwX", "--"), ("rm", "-rf", "--")):
-        try:
-            ended = subprocess.run([*command, *paths], capture_output=True, timeout=DELETE_S, check=False)
-        except subprocess.TimeoutExpired:
-            return False
-        if command[0] == "rm" and ended.returncode == 0:
-            return True
-    return False
+def sweep(parent: Path) -> list[str]:
+    """Remove the folders of dead owners, and their control groups; returns the names of the folders.
 
-
-def sweep(run_dir: Path) -> list[str]:
-    """Remove what dead owners left in ``run_dir``; returns the names of these owners."""
+    Args:
+        parent: the folder that holds the owners' folders (the ``run_dir`` of each).
+    """
     swept = []
-    for lock in sorted(run_dir.glob("*.lock")):
+    for lock in sorted(parent.glob(f"*/{LOCK}")):
         with _try_lock(lock) as held:
-            if not held:
-                continue
-            home = run_dir / lock.stem
-            if all([_remove_group(group) for group in _recorded(home)]) and _delete([str(home)]):
-                lock.unlink(missing_ok=True)
-                swept.append(lock.stem)
+            home = lock.parent
+            if held and all([_remove_group(group) for group in _recorded(home)]) and _delete([str(home)]):
+                swept.append(home.name)
     return swept
 
 
-def _claim(run_dir: Path) -> tuple[int, str]:
-    """A new owner's lock and name. A sweep may take a lock file before we hold it: then take another name."""
-    while True:
-        name = secrets.token_hex(4)
-        path = _lock_path(run_dir, name)
-        lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and path.stat().st_ino == os.fstat(lock).st_ino:
-                return lock, name
-        os.close(lock)
-
-
-def _lock_path(run_dir: Path, name: str) -> Path:
-    return run_dir / f"{name}.lock"
+def _claim(folder: Path, name: str) -> int:
+    """Take the lock under another name and move it into place: nobody ever sees it free."""
+    final, fresh = folder / LOCK, folder / f"{LOCK}.{name}"
+    with _try_lock(final) as free:
+        if not free and final.exists():
+            raise AgentflyError(
+                f"run_dir: {folder} is in use by another process",
+                hints=["give every owner a folder of its own"],
+            )
+        lock = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(final)
+    return lock
 
 
 @contextlib.contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
+    """Whether the file exists and nobody holds it; we hold it meanwhile."""
     try:
         lock = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -143,7 +133,7 @@ def _try_lock(path: Path) -> Iterator[bool]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held = True
-    except OSError:
+    except BlockingIOError:
         held = False
     try:
         yield held
@@ -152,7 +142,7 @@ def _try_lock(path: Path) -> Iterator[bool]:
 
 
 def _recorded(home: Path) -> Iterator[Group]:
-    for record in (*home.glob("*/record"), *home.glob("trash/*/record")):
+    for record in (*home.glob(f"*/{RECORD}"), *home.glob(f"trash/*/{RECORD}")):
         with contextlib.suppress(OSError, ValueError):
             yield Group(tuple(Path(path) for path in json.loads(record.read_text())))
 
@@ -165,3 +155,15 @@ def _remove_group(group: Group) -> bool:
         group.kill()
         time.sleep(0.01)
     return True
+
+
+def _delete(paths: Sequence[str]) -> bool:
+    """Delete with ``rm``: it stands trees of any depth, and follows no link that a tenant made."""
+    for command in (("rm", "-rf", "--"), ("chmod", "-R", "u+rwX", "--"), ("rm", "-rf", "--")):
+        try:
+            ended = subprocess.run([*command, *paths], capture_output=True, timeout=DELETE_S, check=False)
+        except subprocess.TimeoutExpired:
+            return False
+        if command[0] == "rm" and ended.returncode == 0:
+            return True
+    return False

@@ -1,0 +1,43 @@
+"""Counting what sandboxes may leave on this machine."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from agentfly.resources.runners.cgroups import Cgroups
+
+
+def descendants() -> Counter[str]:
+    """Names of the processes below this one."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                name, _, rest = (entry / "stat").read_text().partition(" (")[2].rpartition(") ")
+            except OSError:
+                continue
+            parents[int(entry.name)] = (int(rest.split()[1]), name)
+    found: Counter[str] = Counter()
+    for pid, (_, name) in parents.items():
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above][0]
+        if above == os.getpid() and pid != os.getpid():
+            found[name] += 1
+    return found
+
+
+def groups() -> set[str]:
+    """Control groups of sandboxes that exist now."""
+    return {str(path) for base in Cgroups.find().bases.values() for path in base.glob("agentfly-*")}
+
+
+def footprint(run_dir: Path) -> dict[str, object]:
+    """Everything that must be the same before and after: processes, groups, mounts, descriptors, files."""
+    return {
+        "processes": descendants(),
+        "groups": groups(),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "files": sorted(str(path) for path in run_dir.parent.rglob("*")),
+    }
