@@ -11,6 +11,7 @@ Paths in manifests and in flags are relative to the manifest's directory.
 """
 
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,7 +229,7 @@ def _dangling(draft: _Draft, drafts: Sequence[_Draft], base: Path) -> Iterator[C
     if model is None:
         script = ("spec", "model", "build", "script")
         yield from _file(script, draft.text(*script), base)
-    elif not (base / model).is_dir():
+    elif not os.path.isdir(base / model):
         problem = f"is not a directory (looked at {base / model})"
         hints = ("give a directory in Hugging Face layout, or remove path and set build",)
         yield Complaint(("spec", "model", "path"), model, problem, hints)
@@ -254,10 +255,13 @@ def _importable(package: str) -> bool:
 
 
 def _file(where: Where, name: str | None, base: Path) -> Iterator[Complaint]:
-    if name is None or (base / name).is_file():
+    # os.path, because pathlib raises for a name that is too long.
+    if name is None or os.path.isfile(base / name):
         return
-    folder = (base / name).parent
-    beside = [entry.name for entry in folder.iterdir() if entry.is_file()] if folder.is_dir() else []
+    try:
+        beside = os.listdir((base / name).parent)
+    except OSError:
+        beside = []
     near = nearest(Path(name).name, beside)
     hints = (f"did you mean {Path(name).with_name(near)}?",) if near else ()
     yield Complaint(where, name, f"is not a file (looked at {base / name})", hints)

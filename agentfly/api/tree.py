@@ -187,11 +187,12 @@ def _syntax(error: yaml.YAMLError, text: str) -> Flaw:
         mark = error.problem_mark
         if mark.line >= len(lines) and error.context_mark is not None:
             mark = error.context_mark  # what is unfinished says more than where the file ends
-        written = lines[mark.line] if mark.line < len(lines) else ""
+        line = min(int(mark.line) + 1, max(len(lines), 1))
+        written = lines[line - 1] if lines else ""
         if "\t" in written[: len(written) - len(written.lstrip())]:
-            return Flaw(int(mark.line) + 1, (), "is indented with a tab", ("use spaces",))
+            return Flaw(line, (), "is indented with a tab", ("use spaces",))
         reason = ": ".join(part for part in (error.context, error.problem) if part)
-        return Flaw(int(mark.line) + 1, (), f"not YAML: {reason}")
+        return Flaw(line, (), f"not YAML: {reason}")
     position = getattr(error, "position", 0)
     line = text.count("\n", 0, position) + 1
     return Flaw(line, (), f"not YAML: character {ord(text[position]):#x} is not allowed")
