@@ -8,6 +8,7 @@ import asyncio
 import functools
 import gc
 import selectors
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -92,6 +93,7 @@ class FakeRunner:
         self.starts = self.resets = self.stops = self.leases = self.probes = 0
         self.existing: set[str] = set()
         self.peak = 0
+        self.peaks: Counter[str] = Counter()  # by pool
         self.dead: set[str] = set()
         self.holders: dict[str, tuple[str, int, str]] = {}
         self.used: set[str] = set()
@@ -113,6 +115,8 @@ class FakeRunner:
             self.faults.append(f"{member_id} was started twice")
         self.existing.add(member_id)
         self.peak = max(self.peak, len(self.existing))
+        pool = member_id.split("-", maxsplit=1)[0]
+        self.peaks[pool] = max(self.peaks[pool], sum(name.startswith(f"{pool}-") for name in self.existing))
         try:
             await asyncio.sleep(self.start_s)
             fails = self.fail_starts
@@ -126,7 +130,7 @@ class FakeRunner:
     async def probe(self, member: Member) -> bool:
         self.probes += 1
         await asyncio.sleep(self.lease_s)
-        return member.id not in self.dead
+        return member.id in self.existing and member.id not in self.dead
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
         self.leases += 1
@@ -134,7 +138,7 @@ class FakeRunner:
         if member.id in self.busy:
             self.faults.append(f"{member.id} was leased during its reset or stop")
         await asyncio.sleep(self.lease_s)
-        if member.id in self.dead or number in self.fail_leases:
+        if member.id not in self.existing - self.dead or number in self.fail_leases:
             raise Infra(f"member {member.id}: does not answer")
         if self.shared:
             return
@@ -154,7 +158,7 @@ class FakeRunner:
             await asyncio.sleep(self.reset_s)
         finally:
             self.busy.discard(member.id)
-        if member.id in self.dead or member.id in self.unclean:
+        if member.id not in self.existing - self.dead or member.id in self.unclean:
             return None
         self.holders.pop(member.id, None)
         self.used.discard(member.id)
