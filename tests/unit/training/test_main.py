@@ -1,0 +1,138 @@
+"""The trainer process around verl; verl itself is replaced."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentfly.errors import AgentflyError
+from agentfly.training import main as trainer
+from agentfly.training.config import ENV_CONFIG, TrainerConfig
+from tests.unit.training.conftest import MakeConfig
+
+Verl = Callable[[TrainerConfig], None]
+
+
+@pytest.fixture
+def run(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n')
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(trainer, "_watch", lambda config, follower: None)
+
+    def start(verl: Verl, **changes: object) -> int:
+        config = make_config(**changes)
+        path = tmp_path / "run.json"
+        path.write_text(config.model_dump_json())
+        monkeypatch.setattr(trainer, "run_verl", lambda arguments: verl(config))
+        return trainer.main(["--config", str(path)])
+
+    return start
+
+
+def step(config: TrainerConfig, number: int) -> None:
+    with config.verl_metrics_file.open("a") as handle:
+        handle.write(json.dumps({"step": number, "data": {}}) + "\n")
+
+
+def test_a_run_that_ends_exits_with_0_and_has_all_its_lines(
+    run: Callable[..., int], make_config: MakeConfig
+) -> None:
+    def verl(config: TrainerConfig) -> None:
+        assert os.environ[ENV_CONFIG].endswith("run.json")
+        assert json.loads(config.agent_loop_file.read_text())[0]["name"] == "agentfly"
+        assert config.tasks_file.read_text() == '{"n": 1}\n'
+        step(config, 1)
+        step(config, 2)
+
+    assert run(verl) == 0
+    assert len(make_config().metrics_file.read_text().splitlines()) == 2
+
+
+def test_a_suspended_run_exits_with_85_and_the_next_attempt_does_not(run: Callable[..., int]) -> None:
+    assert run(lambda config: void(config.suspended_file.write_text("4"))) == 85
+    assert run(lambda config: None, attempt=2) == 0
+
+
+def void(_: object) -> None: ...
+
+
+def test_a_failure_exits_with_1_and_the_log_ends_with_the_cause(
+    run: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def verl(config: TrainerConfig) -> None:
+        raise RuntimeError("ray::TaskRunner.run()\n  File x\nRuntimeError: weights: http://m: HTTP 500")
+
+    assert run(verl) == 1
+    last = caplog.records[-1].getMessage()
+    assert last == "RuntimeError: weights: http://m: HTTP 500; rollouts of unfinished steps: none"
+
+
+def test_an_error_with_a_remedy_is_shown_with_it(
+    run: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def verl(config: TrainerConfig) -> None:
+        raise AgentflyError("a: b", hints=["do c"])
+
+    assert run(verl) == 1
+    assert caplog.records[-1].getMessage() == "a: b\n  hint: do c"
+
+
+class Ended(BaseException):
+    """What os._exit does to a thread."""
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    codes: list[int] = []
+
+    def fake(code: int) -> None:
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", fake)
+    monkeypatch.setattr(trainer, "_POLL_S", 0.02)
+    return codes
+
+
+def watch(config: TrainerConfig) -> threading.Thread:
+    def body() -> None:
+        try:
+            trainer._watch(config, trainer.MetricsFollower(config))
+        except Ended:
+            return
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_watchdog_counts_from_the_first_step_and_ends_a_run_that_stalls(
+    make_config: MakeConfig, exits: list[int]
+) -> None:
+    config = make_config(stall_timeout_s=0.3)
+    trainer_dir = config.verl_metrics_file.parent
+    trainer_dir.mkdir(parents=True)
+    thread = watch(config)
+    time.sleep(0.5)
+    assert exits == []
+    step(config, 1)
+    began = time.monotonic()
+    thread.join(5)
+    assert exits == [86]
+    assert time.monotonic() - began >= 0.3
+
+
+def test_too_much_drift_ends_the_process(make_config: MakeConfig, exits: list[int]) -> None:
+    config = make_config(max_drift_fraction=0.1)
+    config.verl_metrics_file.parent.mkdir(parents=True)
+    config.outcomes_dir.mkdir(parents=True)
+    record = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, "turns": 1, "tool_calls": 0}
+    record |= {"sampled_tokens": 5, "tokens": 10, "drifted_tokens": 9}
+    (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
+    step(config, 1)
+    watch(config).join(5)
+    assert exits == [1]

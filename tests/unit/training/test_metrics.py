@@ -1,0 +1,161 @@
+"""From verl's log and the rollouts' records to one line a step."""
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.errors import AgentflyError
+from agentfly.training.config import TrainerConfig
+from agentfly.training.metrics import MetricsFollower, step_line
+from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
+from tests.unit.training.conftest import MakeConfig
+
+
+def entry(step: int, outcome: str = "scored", reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+    fields = {"step": step, "outcome": outcome, "reason": "", "reward": reward, "turns": 2, "tool_calls": 1}
+    return {**fields, "sampled_tokens": 10, "tokens": 20, "drifted_tokens": 0, "seconds": 1.0, **changes}
+
+
+def append(path: Path, *entries: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        handle.writelines(json.dumps(item) + "\n" for item in entries)
+
+
+def lines(config: TrainerConfig) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in config.metrics_file.read_text().splitlines()]
+
+
+def summed(*entries: dict[str, Any]) -> StepOutcomes:
+    total = StepOutcomes()
+    for item in entries:
+        total.add(item)
+    return total
+
+
+def test_a_rollout_without_a_reward_is_counted_and_not_in_the_mean() -> None:
+    got = summed(
+        entry(1, reward=1.0),
+        entry(1, reward=0.0),
+        entry(1, "failed", None, reason="SandboxLost"),
+        entry(1, "masked", None, reason="deadline", drifted_tokens=4),
+    ).metrics()
+    assert got == {
+        "tokens": 40,
+        "rollouts": {"scored": 2, "masked": 1, "failed": 1},
+        "drift_fraction": 4 / 80,
+        "turns": 2.0,
+        "tool_calls": 1.0,
+        "reasons": {"SandboxLost": 1, "deadline": 1},
+        "reward": 0.5,
+        "reward_std": 0.5,
+    }
+
+
+def test_a_step_without_a_scored_rollout_has_no_reward_at_all() -> None:
+    got = summed(entry(1, "failed", None, reason="StartFailed")).metrics()
+    assert "reward" not in got
+    assert StepOutcomes().metrics()["rollouts"] == {"scored": 0, "masked": 0, "failed": 0}
+
+
+def test_a_line_has_verls_values_under_our_names() -> None:
+    logged = {
+        "timing_s/step": 4.0,
+        "timing_s/update_weights": 0.05,
+        "training/rollout_probs_diff_max": 1e-6,
+        "actor/grad_norm": 2.5,
+        "something/else": 1,
+    }
+    got = step_line(7, 2, 1000.1234, logged, summed(entry(7), entry(7)))
+    assert (got["step"], got["attempt"], got["time"]) == (7, 2, 1000.123)
+    assert (got["step_seconds"], got["weights_seconds"], got["prob_diff_max"]) == (4.0, 0.05, 1e-6)
+    assert got["grad_norm"] == 2.5
+    assert got["tokens_per_s"] == 20 / 4.0
+    assert "something/else" not in got
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "x"])
+def test_a_value_that_is_no_finite_number_is_left_out(value: object) -> None:
+    got = step_line(1, 1, 0.0, {"actor/grad_norm": value, "timing_s/step": value}, StepOutcomes())
+    assert not {"grad_norm", "step_seconds", "tokens_per_s"} & set(got)
+
+
+def test_every_step_becomes_one_line_and_earlier_attempts_stay(make_config: MakeConfig) -> None:
+    config = make_config(attempt=2)
+    append(config.metrics_file, {"step": 1, "attempt": 1})
+    follower = MetricsFollower(config)
+    assert follower.poll() == 0
+    append(config.outcomes_dir / "attempt-1-worker-5.jsonl", entry(2, reward=0.0))
+    append(config.outcomes_dir / "attempt-2-worker-5.jsonl", entry(2, reward=0.25), entry(3))
+    append(config.outcomes_dir / "attempt-2-worker-6.jsonl", entry(2, reward=0.75))
+    append(config.verl_metrics_file, {"step": 2, "data": {"timing_s/step": 2.0}})
+    assert follower.poll() == 1
+    append(config.verl_metrics_file, {"step": 3, "data": {}})
+    assert follower.poll() == 1
+    assert follower.poll() == 0
+    assert [(line["step"], line["attempt"]) for line in lines(config)] == [(1, 1), (2, 2), (3, 2)]
+    assert (lines(config)[1]["reward"], lines(config)[1]["tokens_per_s"]) == (0.5, 10.0)
+
+
+def test_two_that_poll_at_a_time_write_every_line_once(make_config: MakeConfig) -> None:
+    config = make_config()
+    append(config.verl_metrics_file, *({"step": n, "data": {}} for n in range(200)))
+    config.run_dir.mkdir(exist_ok=True)
+    follower = MetricsFollower(config)
+    threads = [threading.Thread(target=follower.poll) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [line["step"] for line in lines(config)] == list(range(200))
+
+
+def test_a_line_still_being_written_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    reader = LineReader(path)
+    assert reader.read() == []
+    path.write_text('{"a": 1}\n{"a"')
+    assert reader.read() == [{"a": 1}]
+    with path.open("a") as handle:
+        handle.write(": 2}\n")
+    assert reader.read() == [{"a": 2}]
+
+
+def test_a_reader_takes_in_workers_that_start_later(tmp_path: Path) -> None:
+    reader = OutcomeReader(tmp_path, 1)
+    append(tmp_path / "attempt-1-worker-1.jsonl", entry(1))
+    reader.read()
+    append(tmp_path / "attempt-1-worker-2.jsonl", entry(1))
+    append(tmp_path / "attempt-11-worker-2.jsonl", entry(1))
+    reader.read()
+    assert reader.steps[1].counts == {"scored": 2}
+
+
+def test_too_much_drift_ends_the_run_with_both_numbers(make_config: MakeConfig) -> None:
+    config = make_config(max_drift_fraction=0.1)
+    append(config.outcomes_dir / "attempt-1-worker-5.jsonl", entry(1, drifted_tokens=3))
+    append(config.verl_metrics_file, {"step": 1, "data": {}})
+    with pytest.raises(
+        AgentflyError, match=r"maxDriftFraction: 0\.1500 of step 1's tokens drifted, the limit is 0\.1"
+    ):
+        MetricsFollower(config).poll()
+    assert [line["step"] for line in lines(config)] == [1]
+
+
+def test_drift_at_the_limit_or_without_one_goes_on(make_config: MakeConfig) -> None:
+    for limit in (None, 0.15):
+        config = make_config(max_drift_fraction=limit, run_dir=make_config().run_dir / str(limit))
+        append(config.outcomes_dir / "attempt-1-worker-5.jsonl", entry(1, drifted_tokens=3))
+        append(config.verl_metrics_file, {"step": 1, "data": {}})
+        assert MetricsFollower(config).poll() == 1
+
+
+def test_a_failed_attempt_tells_what_its_unfinished_rollouts_came_to(make_config: MakeConfig) -> None:
+    config = make_config()
+    failures = [entry(4, "failed", None, reason="StartFailed") for _ in range(3)]
+    append(config.outcomes_dir / "attempt-1-worker-5.jsonl", entry(4), *failures)
+    assert MetricsFollower(config).unfinished() == "step 4: 1 scored, 3 failed (StartFailed x 3)"

@@ -1,0 +1,38 @@
+"""A model that may answer with the weights of the step alone."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from agentfly.models import ModelUnavailable, Sampled, Sampling
+from agentfly.training.pinned import PinnedModel, StaleWeights
+
+
+class Server:
+    def __init__(self, version: str | None) -> None:
+        self.version = version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+    ) -> Sampled:
+        return Sampled([*prompt_ids, 9], [-1.0], "stop", self.version)
+
+
+async def ask(model: PinnedModel) -> Sampled:
+    return await model.generate([1], Sampling(), request_id="r", deadline=1.0)
+
+
+async def test_an_answer_by_the_steps_weights_passes() -> None:
+    model = PinnedModel(Server("4"), "http://m", frozenset({"3", "4"}))
+    assert (await ask(model)).ids == [1, 9]
+    assert model.stale is None
+
+
+@pytest.mark.parametrize("version", ["default", "2", "5", None])
+async def test_an_answer_by_other_weights_is_withheld_and_remembered(version: str | None) -> None:
+    model = PinnedModel(Server(version), "http://m", frozenset({"3", "4"}))
+    with pytest.raises(ModelUnavailable):
+        await ask(model)
+    assert isinstance(model.stale, StaleWeights)
+    assert str(model.stale) == f"model http://m: answered with weights {version!r}, not 3 or 4"
+    assert "start the trainer again" in model.stale.hints[0]
