@@ -9,6 +9,7 @@ Guarantees:
 import inspect
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 _SECTIONS = (
     "Args", "Arguments", "Parameters", "Returns", "Return", "Yields", "Raises", "Example", "Examples", "Note",
@@ -30,9 +31,10 @@ def parse_docstring(text: str | None) -> Docstring:
     """Split a docstring; an absent one gives an empty description."""
     lines = inspect.cleandoc(text or "").splitlines()
     starts = [at for at, line in enumerate(lines) if _SECTION.match(line)]
-    description = "\n".join(lines[: starts[0] if starts else len(lines)])
+    bounds = [*starts, len(lines)]
+    description = "\n".join(lines[: bounds[0]])
     arguments: dict[str, str] = {}
-    for at, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for at, end in pairwise(bounds):
         if lines[at].startswith(("Args", "Arguments", "Parameters")):
             arguments.update(_arguments(lines[at + 1 : end]))
     return Docstring(description=_unwrap(description), arguments=arguments)

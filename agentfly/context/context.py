@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 # A broker that does not answer must not hold a finished rollout; its leases end by their TTL anyway.
 RELEASE_SECONDS = 30.0
 
+# The rollout's own limit is to end a wait, so that one thing decides what it was; this is for a context that
+# is used without it.
+GRACE_SECONDS = 5.0
+
 _Key = tuple[str, str, str]
 
 
@@ -77,7 +81,6 @@ class Context:
         self.uses: list[Use] = []
         self.acquire_error: Exception | None = None
         self._resources = resources
-        self._began = time.monotonic()
         self._leases: dict[_Key, asyncio.Task[Lease]] = {}
         self._limits: list[asyncio.Timeout] = []
         self._paused: list[tuple[asyncio.Timeout, float]] = []
@@ -114,9 +117,7 @@ class Context:
             ContextClosed: the rollout is over.
         """
         if self._closed:
-            raise ContextClosed(
-                f"context of rollout {self.rollout_id}: is closed, so {key} cannot be acquired"
-            )
+            raise ContextClosed(f"rollout {self.rollout_id}: is over, so nothing can be acquired")
         name = (
             pool_or_spec
             if isinstance(pool_or_spec, str)
@@ -173,7 +174,7 @@ class Context:
                 key=f"default/{name}" if key == "default" else key,
                 scope="global" if scope == "global" else "rollout",
                 attempt=self.attempt,
-                deadline=max(0.0, self.deadlines.rollout - (began - self._began)),
+                deadline=self.deadlines.rollout + GRACE_SECONDS,
             )
         except Exception as error:
             self.acquire_error = error

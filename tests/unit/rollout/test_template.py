@@ -73,7 +73,8 @@ def test_refused_roles_are_named() -> None:
     with pytest.raises(TemplateRefused) as error:
         template.tail(SEEN)
     assert error.value.message == (
-        "chat template: refuses the roles user, assistant, tool, tool: only user and assistant roles are supported"
+        "chat template: refuses the roles user, assistant, tool, tool:"
+        " only user and assistant roles are supported"
     )
     assert error.value.hints
 

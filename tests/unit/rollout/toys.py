@@ -1,4 +1,4 @@
-"""A small real tokenizer, chat templates of several habits, a model that says what it is told, fake resources."""
+"""A small real tokenizer, chat templates of several habits, a model that says what it is told, resources."""
 
 import asyncio
 import itertools
@@ -18,8 +18,8 @@ SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<tool
 # Merges in rank order, as a byte-pair encoding learns them; the last ones cross words and lines, so that the
 # same text has many tokenisations.
 MERGES = (
-    b"t h", b"th e", b"i n", b"e r", b"a n", b"o u", b"r e", b"l l", b"_ a", b"_ the", b"\n \n", b": \n", b"} }", b'" :',
-    b'{ "', b"o k", b"d o", b"do n", b"don e", b"\n <", b"a _a", b"e \n", b"\xc3 \xa9",
+    b"t h", b"th e", b"i n", b"e r", b"a n", b"o u", b"r e", b"l l", b"_ a", b"_ the", b"\n \n", b": \n",
+    b"} }", b'" :', b'{ "', b"o k", b"d o", b"do n", b"don e", b"\n <", b"a _a", b"e \n", b"\xc3 \xa9",
 )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ class FakeResources:
         self.sticky: set[str] = set()
         self.held: dict[str, LeaseInfo] = {}
         self.log: list[tuple[str, str]] = []
-        self.peak = 0
+        self.count = 0
 
     async def acquire(
         self,
@@ -244,13 +244,13 @@ class FakeResources:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        number = len(self.log)
+        self.count += 1
+        number = self.count
         info = LeaseInfo(
             lease_id=f"lease-{number}", pool=pool, owner=owner, key=key, member_id=f"member-{number}",
             incarnation=number, kind="container", address="unix:///nowhere", token="t", ttl_s=30,
         )  # fmt: skip
         self.held[info.lease_id] = info
-        self.peak = max(self.peak, len(self.held))
         return Lease(info, self, Holdings(self))
 
     async def acquire_many(

@@ -1,0 +1,281 @@
+"""Many rollouts: concurrency, restarts, budget."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.agent import TaskInvalid, reward, tool
+from agentfly.context import Context, Deadlines
+from agentfly.errors import AgentflyError
+from agentfly.models import Sampling
+from agentfly.rollout import (
+    Chain,
+    FailureBudgetExceeded,
+    RolloutReport,
+    Trajectory,
+    TrajectoryWriter,
+    read_trajectories,
+    rollout,
+)
+from tests.unit.rollout import toys
+from tests.unit.rollout.toys import FakeResources, Script, ToyTokenizer, call
+
+TASKS = [{"what": f"thing {number}"} for number in range(4)]
+
+
+class Memory:
+    """A sink that keeps everything."""
+
+    def __init__(self, earlier: Iterable[Trajectory] = ()) -> None:
+        self.earlier = list(earlier)
+        self.written: list[Trajectory] = []
+
+    def finished(self) -> Iterable[Trajectory]:
+        return [*self.earlier, *self.written]
+
+    def write(self, trajectory: Trajectory) -> None:
+        self.written.append(trajectory)
+
+
+async def play(tasks: Any = TASKS, **options: Any) -> RolloutReport:
+    tokenizer = ToyTokenizer(toys.grouping)
+    return await rollout(
+        options.pop("agent", None) or toys.make_agent(),
+        tasks,
+        model=options.pop("model", None) or Script(tokenizer, call("shell", command="ls"), "done"),
+        tokenizer=tokenizer,
+        resources=options.pop("resources", None) or FakeResources(),
+        strategy=Chain(),
+        sink=options.pop("sink", None) or Memory(),
+        deadlines=options.pop("deadlines", Deadlines()),
+        sampling=Sampling(),
+        **options,
+    )
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let others run until it is true; a test that never gets there fails instead of hanging."""
+    for _ in range(5000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("did not happen within 5 s")
+
+
+@reward
+async def even_places_work(ctx: Context) -> float:
+    if int(ctx.rollout_id.rpartition("-")[2]) % 2:
+        raise ValueError("odd")
+    return 1.0
+
+
+async def test_groups_are_played_for_every_task() -> None:
+    sink = Memory()
+    report = await play(group_size=3, sink=sink)
+    assert (report.total, report.scored, report.finished, report.resumed) == (12, 12, 12, 0)
+    groups = {trajectory.group_id for trajectory in sink.written}
+    assert len(groups) == 4
+    assert len({trajectory.rollout_id for trajectory in sink.written}) == 12
+    for trajectory in sink.written:
+        assert trajectory.rollout_id.startswith(trajectory.group_id)
+    assert report.tool_calls == 12
+    assert report.reward is not None
+    assert (report.reward.mean, report.reward.std) == (1.0, 0.0)
+    assert report.drift_fraction == 0.0
+    assert report.sampled_tokens == sum(trajectory.sampled_tokens for trajectory in sink.written)
+
+
+# 1. at most so many at once; each goes to the sink when it is finished
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 100])
+async def test_concurrency_bounds_what_runs(concurrency: int) -> None:
+    running = peak = 0
+
+    @tool
+    async def shell(command: str) -> str:
+        """Run a command."""
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        return "ok"
+
+    await play(agent=toys.make_agent(tools=[shell]), group_size=2, concurrency=concurrency)
+    assert peak == min(concurrency, 8)
+
+
+async def test_finished_rollouts_do_not_wait_for_slow_ones() -> None:
+    sink, slow = Memory(), asyncio.Event()
+
+    @reward
+    async def patient(ctx: Context, what: str) -> float:
+        if what == "thing 0":
+            await slow.wait()
+        return 1.0
+
+    task = asyncio.create_task(play(agent=toys.make_agent(reward=patient), sink=sink, concurrency=2))
+    await until(lambda: len(sink.written) == 3)
+    assert not task.done()
+    slow.set()
+    assert (await task).scored == 4
+
+
+async def test_cancelled_job_leaves_no_lease() -> None:
+    resources, sink = FakeResources(), Memory()
+
+    @reward
+    async def hang(ctx: Context) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    job = play(agent=toys.make_agent(reward=hang), resources=resources, sink=sink, group_size=2)
+    task = asyncio.create_task(job)
+    await until(lambda: len(resources.held) == 8)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (resources.held, sink.written) == ({}, [])
+
+
+# 2. restarts
+
+
+async def test_restart_plays_only_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with TrajectoryWriter(path) as sink:
+        await play(TASKS[:2], sink=sink, group_size=2)
+    resources = FakeResources()
+    with TrajectoryWriter(path) as sink:
+        report = await play(TASKS, sink=sink, group_size=2, resources=resources)
+    assert (report.total, report.resumed, report.scored) == (8, 4, 8)
+    assert len(resources.acquired()) == 4
+    ids = [trajectory.rollout_id for trajectory in read_trajectories(path)]
+    assert len(ids) == len(set(ids)) == 8
+
+
+async def test_third_run_has_nothing_to_do(tmp_path: Path) -> None:
+    reports = []
+    for _ in range(3):
+        with TrajectoryWriter(tmp_path / "t.jsonl") as sink:
+            reports.append(await play(sink=sink))
+    assert [(report.resumed, report.finished) for report in reports] == [(0, 4), (4, 4), (4, 4)]
+
+
+async def test_changed_row_is_played_anew() -> None:
+    first = Memory()
+    await play(sink=first)
+    changed = [{**TASKS[0], "hint": "look"}, *TASKS[1:]]
+    report = await play(changed, sink=Memory(first.written))
+    assert (report.resumed, report.finished) == (3, 4)
+
+
+async def test_row_written_twice_is_counted_once() -> None:
+    first = Memory()
+    await play(sink=first)
+    report = await play(sink=Memory(first.written * 2))
+    assert (report.resumed, report.finished) == (4, 4)
+
+
+async def test_name_of_the_job_tells_its_rollouts_apart() -> None:
+    sink = Memory()
+    await play(TASKS[:1], sink=sink, name="job-a")
+    await play(TASKS[:1], sink=sink, name="job-b")
+    assert [trajectory.rollout_id.split("-0-")[0] for trajectory in sink.written] == ["job-a", "job-b"]
+
+
+# 3. failures
+
+
+async def test_one_failing_rollout_does_not_touch_the_others() -> None:
+    report = await play(agent=toys.make_agent(reward=even_places_work), group_size=2, failure_budget=0.5)
+    assert (report.scored, report.failed) == (4, {"RewardError": 4})
+
+
+async def test_budget_ends_the_job_with_reasons_counted() -> None:
+    resources, sink = FakeResources(), Memory()
+    with pytest.raises(FailureBudgetExceeded) as error:
+        await play(
+            agent=toys.make_agent(reward=even_places_work), group_size=2, failure_budget=0.3,
+            resources=resources, sink=sink, concurrency=1,
+        )  # fmt: skip
+    assert error.value.message == "rollouts: 3 of 8 failed (RewardError 3), over the budget of 0.3"
+    assert error.value.hints
+    assert (len(sink.written), resources.held) == (6, {})
+
+
+async def test_budget_of_zero_stops_at_the_first_failure() -> None:
+    sink = Memory()
+    with pytest.raises(FailureBudgetExceeded, match="1 of 8"):
+        await play(
+            agent=toys.make_agent(reward=even_places_work),
+            group_size=2,
+            failure_budget=0,
+            sink=sink,
+            concurrency=1,
+        )
+    assert len(sink.written) == 2
+
+
+async def test_budget_that_was_exceeded_is_still_exceeded_after_a_restart() -> None:
+    sink = Memory()
+    agent = toys.make_agent(reward=even_places_work)
+    with pytest.raises(FailureBudgetExceeded):
+        await play(agent=agent, group_size=2, failure_budget=0, sink=sink)
+    count = len(sink.written)
+    with pytest.raises(FailureBudgetExceeded):
+        await play(agent=agent, group_size=2, failure_budget=0, sink=sink)
+    assert len(sink.written) == count
+
+
+async def test_masked_rollouts_are_no_failures() -> None:
+    @reward
+    def unsure() -> float | None:
+        return None
+
+    report = await play(agent=toys.make_agent(reward=unsure), failure_budget=0)
+    assert (report.masked, report.failures, report.reward) == ({"unscored": 4}, 0, None)
+
+
+async def test_error_of_the_sink_ends_the_job_as_itself() -> None:
+    class Full(Memory):
+        def write(self, trajectory: Trajectory) -> None:
+            raise OSError(28, "No space left on device")
+
+    resources = FakeResources()
+    with pytest.raises(OSError, match="No space left"):
+        await play(sink=Full(), resources=resources)
+    assert resources.held == {}
+
+
+# 4. rows are checked first
+
+
+@pytest.mark.parametrize(
+    ("tasks", "problem"),
+    [
+        ([*TASKS, {"id": 5}], r"prompt: task field what is missing in row 4 \(has: id\)"),
+        ([{"what": {1, 2}}], "row 0 is not JSON"),
+        ([], "tasks: there is none"),
+    ],
+)
+async def test_bad_rows_are_refused_before_anything_starts(tasks: Any, problem: str) -> None:
+    resources = FakeResources()
+    with pytest.raises(TaskInvalid, match=problem):
+        await play(tasks, resources=resources)
+    assert resources.log == []
+
+
+async def test_tasks_may_be_a_generator() -> None:
+    assert (await play({"what": str(n)} for n in range(3))).scored == 3
+
+
+@pytest.mark.parametrize("name", ["group_size", "concurrency"])
+async def test_counts_below_one_are_refused(name: str) -> None:
+    options: dict[str, Any] = {name: 0}
+    with pytest.raises(AgentflyError, match=f"{name}: 0 is less than 1"):
+        await play(**options)
