@@ -1,8 +1,8 @@
 """What a tool or a reward may know and acquire during one rollout.
 
 Guarantees:
-1. Within one rollout the same pool or spec, key and scope give the same lease object; acquires of one key at
-   the same time become one request.
+1. Within one rollout the same pool or spec and key give the same lease object; acquires of one key at the
+   same time become one request.
 2. Two pools or specs under the default key are two resources.
 3. ``close`` releases everything: also when one release fails, while an acquire is pending, or when the caller
    is cancelled over and over. It never raises for a dead resource; what could not be released is logged, and
@@ -20,11 +20,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from agentfly.context.deadlines import Deadlines
 from agentfly.errors import AgentflyError
-from agentfly.resources.lease import Lease, Resources
+from agentfly.resources.lease import Lease, Resources, Scope
 from agentfly.resources.spec import ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ RELEASE_SECONDS = 30.0
 # is used without it.
 GRACE_SECONDS = 5.0
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Context:
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """Names of the pools (or kinds of spec) that were asked for and are not there yet."""
-        return tuple(sorted({name for (name, _, _), task in self._leases.items() if not task.done()}))
+        return tuple(sorted({name for (name, _), task in self._leases.items() if not task.done()}))
 
     async def acquire(
         self,
         pool_or_spec: str | ResourceSpec,
         key: str = "default",
-        scope: Literal["rollout", "global"] = "rollout",
+        scope: Scope = "rollout",
     ) -> Lease:
         """The rollout's lease of this pool or spec under this key; acquired at the first call, then the same.
 
@@ -123,10 +123,10 @@ class Context:
             if isinstance(pool_or_spec, str)
             else f"{pool_or_spec.kind}:{pool_or_spec.identity()}"
         )
-        slot = (name, key, scope)
+        slot = (name, key)
         task = self._leases.get(slot)
         if task is None:
-            task = asyncio.create_task(self._acquire(pool_or_spec, slot), name=f"acquire {name}")
+            task = asyncio.create_task(self._acquire(pool_or_spec, slot, scope), name=f"acquire {name}")
             # A failure that nobody waits for any more is in acquire_error; asyncio need not report it again.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._leases[slot] = task
@@ -163,16 +163,15 @@ class Context:
         if cancelled is not None:
             raise cancelled
 
-    async def _acquire(self, pool_or_spec: str | ResourceSpec, slot: _Key) -> Lease:
-        name, key, scope = slot
+    async def _acquire(self, pool_or_spec: str | ResourceSpec, slot: _Key, scope: Scope) -> Lease:
+        _, key = slot
         began = time.monotonic()
         try:
             lease = await self._resources.acquire(
                 pool_or_spec,
                 self.owner,
-                # The engine refuses one key for two specs; the default key means none was chosen.
-                key=f"default/{name}" if key == "default" else key,
-                scope="global" if scope == "global" else "rollout",
+                key=key,
+                scope=scope,
                 attempt=self.attempt,
                 deadline=self.deadlines.rollout + GRACE_SECONDS,
             )
