@@ -82,7 +82,12 @@ func run(listenFD int, listen string, oomFD int) error {
 	}
 	primeThreads(spareThreads)
 	table := proc.NewTable()
-	go reapForever(table)
+	ended := takeSignals() // before the first command can end
+	go func() {
+		for range ended {
+			table.Reap()
+		}
+	}()
 	go func() {
 		_, _ = io.Copy(io.Discard, stdin)
 		os.Exit(0)
@@ -121,10 +126,10 @@ func openListener(fd int, address string) (net.Listener, error) {
 	return nil, fmt.Errorf("--listen: %q is not tcp://host:port, and no --listen-fd is given", address)
 }
 
-// reapForever collects ended processes. The first process of a namespace ignores only the signals
-// without a handler, and Go has handlers for nearly all: those are taken and dropped, so that a
-// command cannot end the daemon by kill.
-func reapForever(table *proc.Table) {
+// takeSignals returns the signals that tell of ended processes. The first process of a namespace
+// ignores only the signals without a handler, and Go has handlers for nearly all: those are taken
+// and dropped, so that a command cannot end the daemon by kill.
+func takeSignals() <-chan os.Signal {
 	dropped, ended := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	for number := syscall.Signal(1); number < 32; number++ {
 		switch number {
@@ -134,9 +139,7 @@ func reapForever(table *proc.Table) {
 		}
 	}
 	signal.Notify(ended, syscall.SIGCHLD)
-	for range ended {
-		table.Reap()
-	}
+	return ended
 }
 
 func (s *server) serve(listener net.Listener) error {

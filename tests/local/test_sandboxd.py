@@ -51,7 +51,7 @@ async def test_signal_that_ended_it_is_told(leased: Box) -> None:
 
 async def test_environment_is_path_spec_and_request(leased: Box) -> None:
     names = {line.split("=")[0] for line in (await leased.sh("env", env={"MINE": "1"})).splitlines()}
-    assert names == {"PATH", "HOME", "LANG", "PWD", "MINE"}
+    assert names == {"PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "PWD", "MINE"}
 
 
 async def test_stdin_cwd_and_unread_stdin(leased: Box) -> None:
@@ -108,13 +108,10 @@ async def test_background_process_may_go_on_writing(leased: Box) -> None:
 
 async def test_disconnect_kills_the_command(leased: Box) -> None:
     call = asyncio.create_task(leased.client.exec("sleep 88", timeout=60))
-    while not (await leased.client.exec("pgrep -fx 'sleep 88'")).stdout:
-        await asyncio.sleep(0.02)
+    await leased.sh("until pgrep -fx 'sleep 88'; do sleep 0.02; done")
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    async with asyncio.timeout(3):
-        while (await leased.client.exec("pgrep -fx 'sleep 88'")).stdout:
-            await asyncio.sleep(0.02)
+    await leased.sh("while pgrep -fx 'sleep 88'; do sleep 0.02; done", timeout=3)
 
 
 async def test_orphans_are_reaped(leased: Box) -> None:

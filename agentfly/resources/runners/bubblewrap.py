@@ -48,7 +48,10 @@ START_S = 20.0
 GROUP_S = 5.0
 """A control group is removable once the last process has left it, a moment after it died."""
 BACKLOG = 64
-DEFAULT_ENV = {"HOME": "/root", "LANG": "C.UTF-8"}
+DYING_S = 1.0
+"""A dying sandbox closes its socket first, and then frees its memory: its end is seen a moment later."""
+# Bytecode beside the modules of /usr would be residue: it would turn every reset into a fresh start.
+DEFAULT_ENV = {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(eq=False)
@@ -130,10 +133,12 @@ class BubblewrapRunner:
         process = _sandbox(member).process
         if process is None or not process.alive:
             return False
-        with contextlib.suppress(SandboxUnreachable):
+        try:
             async with SandboxAdmin(member.address, member.admin_token) as admin:
                 await admin.health()
-        return process.alive
+        except SandboxUnreachable:
+            return not await process.dies_within(DYING_S)
+        return True
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
         """Lease the sandbox, or renew that lease.
@@ -146,7 +151,7 @@ class BubblewrapRunner:
             async with SandboxAdmin(member.address, member.admin_token) as admin:
                 await admin.lease(owner, attempt, token, ttl_s)
         except SandboxUnreachable as error:
-            raise Infra(f"member {member.id}: {self._post_mortem(member) or error}") from error
+            raise Infra(f"member {member.id}: {await self._post_mortem(member) or error}") from error
         except SandboxError as error:
             raise LeaseLost(f"member {member.id}: {error}", incarnation=member.incarnation) from error
 
@@ -159,7 +164,7 @@ class BubblewrapRunner:
                 return replace(member, incarnation=member.incarnation + 1)
             found = report.reason
         except (SandboxUnreachable, SandboxError) as error:
-            found = self._post_mortem(member) or error.message
+            found = await self._post_mortem(member) or error.message
         logger.info("member %s: not clean after its lease (%s), starting it afresh", member.id, found)
         try:
             await self.stop(member)
@@ -270,9 +275,9 @@ class BubblewrapRunner:
         if self._owner is not None:
             self._owner.drop(sandbox.home.path)
 
-    def _post_mortem(self, member: Member) -> str | None:
+    async def _post_mortem(self, member: Member) -> str | None:
         sandbox = _sandbox(member)
-        if sandbox.process is None or sandbox.process.alive:
+        if sandbox.process is None or not await sandbox.process.dies_within(DYING_S):
             return None
         if sandbox.group.oom_kills() and isinstance(member.spec, ContainerSpec):
             return f"the sandbox died: oom, more than its {member.spec.memory_mb} MiB were needed"

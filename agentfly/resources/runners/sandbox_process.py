@@ -73,6 +73,14 @@ class SandboxProcess:
         """Wait for the daemon's end."""
         await _readable(self._daemon)
 
+    async def dies_within(self, seconds: float) -> bool:
+        """Whether the daemon is dead, now or in a moment."""
+        if self.alive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.died()
+        return not self.alive
+
     def last_words(self) -> str:
         """The end of what bubblewrap and the daemon wrote."""
         with contextlib.suppress(OSError):

@@ -120,10 +120,9 @@ class Root:
 
     def _in_image(self, folder: str) -> bool:
         """A workdir with content belongs to the image; a folder in memory over it would hide that."""
-        base = Path("/" if self.spec.image == HOST else self.spec.image)
-        if self.spec.image == HOST and PurePosixPath(folder).parts[1] != "usr":
+        if self.spec.image == HOST and PurePosixPath(folder).parts[1] not in ("usr", "etc"):
             return False
-        path = base / folder.lstrip("/")
+        path = Path("/" if self.spec.image == HOST else self.spec.image) / folder.lstrip("/")
         return path.is_dir() and any(path.iterdir())
 
     def prepare(self, home: Home) -> None:
