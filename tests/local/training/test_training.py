@@ -1,0 +1,201 @@
+"""Real jobs: verl, vLLM, broker and sandboxes, a random model. About a minute each."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.broker.server import BrokerServer
+from agentfly.local.environments import agentfly_path
+from agentfly.resources.engine import ResourceEngine
+from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.guard import guarded
+from agentfly.resources.spec import ContainerSpec, PoolSpec
+from agentfly.training import checkpoints
+from agentfly.training.config import EXIT_SUSPENDED, TrainerConfig
+
+HERE = Path(__file__).parent
+JOB_S = 240
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Lab:
+    """One run's folder and what its trainer needs."""
+
+    python: Path
+    model: Path
+    url: str
+    run_dir: Path
+    broker: str = ""
+    modules: list[str] = field(default_factory=list)
+
+    def config(self, attempt: int, steps: int, **changes: Any) -> TrainerConfig:
+        fields: dict[str, Any] = {
+            "run_dir": self.run_dir,
+            "attempt": attempt,
+            "model_path": self.model,
+            "agent_entrypoint": "sums.py:agent",
+            "base_dir": HERE,
+            "tasks_entrypoint": "sums.py:tasks",
+            "steps": steps,
+            "tasks_per_step": 4,
+            "group_size": 4,
+            "learning_rate": 3e-3,
+            "temperature": 0.7,
+            "max_turns": 1,
+            "max_tokens_per_turn": 24,
+            "max_prompt_tokens": 64,
+            "max_context_tokens": 256,
+            "checkpoint_every_steps": 1,
+            "checkpoint_keep_last": 1,
+            "checkpoint_dir": self.run_dir / "checkpoints",
+            "stall_timeout_s": 60,
+        }
+        return TrainerConfig(**{**fields, **changes})
+
+    async def start(self, config: TrainerConfig) -> asyncio.subprocess.Process:
+        path = self.run_dir / f"run-{config.attempt}.json"
+        path.write_text(config.model_dump_json())
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ["HOME"],
+            "PYTHONPATH": f"{agentfly_path()}:{HERE}",
+            "AGENTFLY_BROKER": self.broker,
+            "AGENTFLY_INFERENCE_URLS": self.url,
+            "AGENTFLY_RUN_DIR": str(self.run_dir),
+            "VERL_USE_EXTERNAL_MODULES": ",".join(self.modules),
+            "RECORD_BATCHES": str(self.run_dir / "batches.jsonl"),
+        }
+        command = guarded([str(self.python), "-m", "agentfly.training.main", "--config", str(path)])
+        with self.log.open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                env=environment,
+                cwd=self.run_dir,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    async def run(self, config: TrainerConfig) -> int:
+        process = await self.start(config)
+        return await self.wait(process)
+
+    async def wait(self, process: asyncio.subprocess.Process) -> int:
+        try:
+            async with asyncio.timeout(JOB_S):
+                return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir / "trainer.log"
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return lines(self.run_dir / "metrics.jsonl")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@asynccontextmanager
+async def broker(runner: BubblewrapRunner, path: Path) -> AsyncIterator[ResourceEngine]:
+    pool = PoolSpec(name="shell", resource=ContainerSpec(), min=2, max=4)
+    async with ResourceEngine([runner], [pool]) as engine, BrokerServer(engine, path):
+        yield engine
+
+
+@pytest.fixture
+def lab(trainer_python: Path, tiny_model: Path, server: Member, tmp_path: Path) -> Lab:
+    return Lab(trainer_python, tiny_model, server.address, tmp_path)
+
+
+async def test_what_is_trained_on_is_what_was_sampled(
+    lab: Lab, runner: BubblewrapRunner, run_dir: Path
+) -> None:
+    """Two steps in sandboxes; the rows in verl's loss are, bit for bit, what the server sampled."""
+    lab.modules = ["recorder"]
+    async with broker(runner, run_dir.parent / "broker") as engine:
+        lab.broker = f"unix://{run_dir.parent}/broker"
+        assert await lab.run(lab.config(1, steps=2)) == 0, lab.tail()
+        assert (await engine.status())["shell"].leased == 0
+    steps = lab.metrics()
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["rollouts"] == {"scored": 16, "masked": 0, "failed": 0} for step in steps)
+    # The temperature is not 1: the server must give the log-probabilities after it, as the trainer does.
+    assert all(step["prob_diff_max"] < 1e-4 for step in steps)
+    trajectories = [item for path in (lab.run_dir / "trajectories").iterdir() for item in lines(path)]
+    sampled = Counter(row_key(row) for item in trajectories for row in item["rows"])
+    trained = [item for item in lines(lab.run_dir / "batches.jsonl") if any(item["response_mask"])]
+    assert sampled.total() == 32
+    assert Counter(batch_key(item) for item in trained) == sampled
+    assert {version(item) for item in trajectories} == {"0", "1"}
+
+
+def row_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    logprobs = tuple(f"{logprob:.6g}" for logprob in row["logprobs"])
+    return tuple(row["prompt_ids"] + row["response_ids"]), tuple(row["response_mask"]), logprobs
+
+
+def batch_key(item: dict[str, Any]) -> tuple[Any, ...]:
+    logprobs = tuple(f"{logprob:.6g}" for logprob in item["rollout_log_probs"])
+    return tuple(item["input_ids"]), tuple(item["response_mask"]), logprobs
+
+
+def version(trajectory: dict[str, Any]) -> str:
+    (name,) = {span["version"] for row in trajectory["rows"] for span in row["weight_versions"]}
+    return str(name)
+
+
+async def test_a_suspended_run_goes_on_where_it_stopped(
+    lab: Lab, runner: BubblewrapRunner, run_dir: Path
+) -> None:
+    async with broker(runner, run_dir.parent / "broker"):
+        lab.broker = f"unix://{run_dir.parent}/broker"
+        first = lab.config(1, steps=60)
+        process = await lab.start(first)
+        async with asyncio.timeout(JOB_S):
+            while not lab.metrics() and process.returncode is None:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.2)
+        first.suspend_file.touch()
+        assert await lab.wait(process) == EXIT_SUSPENDED, lab.tail()
+        stopped = lab.metrics()[-1]["step"]
+        assert checkpoints.steps(lab.run_dir / "checkpoints") == [stopped]
+        first.suspend_file.unlink()
+        assert await lab.run(lab.config(2, steps=stopped + 2)) == 0, lab.tail()
+    assert [(step["attempt"], step["step"]) for step in lab.metrics()][-2:] == [
+        (2, stopped + 1),
+        (2, stopped + 2),
+    ]
+    assert checkpoints.steps(lab.run_dir / "checkpoints") == [stopped + 2]
+    groups = {
+        item["group_id"]
+        for path in (lab.run_dir / "trajectories").glob("attempt-2-*")
+        for item in lines(path)
+    }
+    next_task = stopped * 4
+    assert groups == {f"s{stopped + 1 + n // 4}-t{next_task + n}" for n in range(8)}
+
+
+async def test_a_job_whose_server_is_gone_fails_with_its_name(lab: Lab, run_dir: Path) -> None:
+    lab.url = "http://127.0.0.1:9"
+    lab.broker = f"unix://{run_dir.parent}/nobody"
+    assert await lab.run(lab.config(1, steps=2)) == 1
+    assert "weights: http://127.0.0.1:9/collective_rpc" in lab.tail().splitlines()[-1]
