@@ -26,7 +26,6 @@ class Phase(Enum):
     GRANTED = "granted"  # a member is set aside; the holder cannot use it before its daemon knows the lease
     HELD = "held"
     CLEANING = "cleaning"  # the holder asked for its own member to be reset
-    LOST = "lost"
 
 
 class Reason(StrEnum):

@@ -22,12 +22,13 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from agentfly.resources.actions import Action, Grant, Lost, Probe, Reject, Reset, Start, State, Stop
+from agentfly.resources.actions import Action, Grant, Lost, Probe, Reject, Reset, Start, Stop
 from agentfly.resources.claims import DEFAULT_KEY, Claim, Claims, Entry
-from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError, StartFailed, Timeout
+from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError
 from agentfly.resources.lease import BEATS_PER_TTL, Holdings, Lease, LeaseInfo, PoolStatus, Request, Scope
 from agentfly.resources.members import RESET_S, Members, describe
 from agentfly.resources.pool import Pool
+from agentfly.resources.report import check_room, late, pool_status, start_failed
 from agentfly.resources.runners.base import Runner
 from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
 
@@ -147,7 +148,7 @@ class ResourceEngine:
     ) -> list[LeaseInfo]:
         """As ``acquire_many``, without handles: the caller sends the heartbeats."""
         asked = [(self._pool(request), request.key) for request in requests]
-        _check_room(asked)
+        check_room(asked)
         order = sorted(range(len(asked)), key=lambda index: (asked[index][0].spec.name, asked[index][1]))
         entries: dict[int, Entry] = {}
         try:
@@ -208,7 +209,7 @@ class ResourceEngine:
 
     def pool_status(self) -> dict[str, PoolStatus]:
         """As ``status``, for callers that cannot wait."""
-        return {name: _status(pool) for name, pool in self._pools.items()}
+        return {name: pool_status(pool) for name, pool in self._pools.items()}
 
     # Claims.
 
@@ -240,6 +241,7 @@ class ResourceEngine:
         claim = self._claims.find(owner, key, pool)
         if claim is not None and claim.attempt < attempt:
             self._end(claim, LeaseLost(f"owner {owner}: attempt {attempt} has begun"))
+            self._turn()  # its member goes to its reset even if there is no room for the new attempt
             claim = None
         if claim is None:
             claim = self._claims.open(pool, key, owner, attempt)
@@ -262,7 +264,7 @@ class ResourceEngine:
                     if entry.claim.lost is not None:
                         raise entry.claim.lost_error()
                 elif loop.time() >= end:
-                    raise _late(entry.claim, deadline)
+                    raise late(entry.claim, deadline)
             for entry in entries if pending else ():
                 if entry.future.done():
                     self._renewal(entry.claim)  # what came early must not expire while the rest is waited for
@@ -272,7 +274,7 @@ class ResourceEngine:
         for entry in entries:
             if entry.leave():
                 self._end(entry.claim, LeaseLost(f"lease {entry.claim.lease_id}: nobody waits for it"))
-        self._turn()
+                self._turn()
 
     def _end(self, claim: Claim, error: ResourceError, *, dirty: bool = False) -> None:
         self._claims.end(claim)
@@ -319,7 +321,7 @@ class ResourceEngine:
             case Reject(ticket, reason):
                 claim = self._claims.of_ticket(pool, ticket)
                 if claim is not None:
-                    self._end(claim, _start_failed(pool, reason))
+                    self._end(claim, start_failed(pool, reason))
 
     async def _hand_over(self, claim: Claim, member_id: str) -> None:
         began, ttl = _now(), claim.pool.spec.lease_ttl_s
@@ -373,47 +375,3 @@ class ResourceEngine:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _check_room(asked: Sequence[tuple[Pool, str]]) -> None:
-    for pool in {id(pool): pool for pool, _ in asked}.values():
-        keys = {key for other, key in asked if other is pool}
-        if len(keys) > pool.max and not pool.shared:
-            raise ResourceError(
-                f"pool {pool.spec.name}: {len(keys)} members were asked for together, max is {pool.max}",
-                hints=(f"raise max to {len(keys)}, or acquire fewer together",),
-            )
-
-
-def _start_failed(pool: Pool, reason: str) -> StartFailed:
-    return StartFailed(f"pool {pool.spec.name}: no member could be started: {reason}", reason=reason)
-
-
-def _late(claim: Claim, deadline: float) -> ResourceError:
-    pool = claim.pool
-    if pool.start_failing():
-        return _start_failed(pool, pool.last_failure)
-    leased = pool.count(State.LEASED)
-    return Timeout(
-        f"pool {pool.spec.name}: gave no member in {deadline:g} s: {leased} of {pool.max} leased, "
-        f"{pool.count(State.STARTING)} starting, {pool.ahead(claim.ticket)} waiters ahead",
-        hints=(f"raise max ({pool.max}) or the deadline, or lower the concurrency",),
-    )
-
-
-def _status(pool: Pool) -> PoolStatus:
-    return PoolStatus(
-        max=pool.max,
-        min=pool.min,
-        ready=pool.count(State.FREE),
-        leased=pool.count(State.LEASED),
-        starting=pool.count(State.STARTING),
-        resetting=pool.count(State.RESETTING),
-        stopping=pool.count(State.STOPPING),
-        queued=pool.queued,
-        starts=pool.starts,
-        resets=pool.resets,
-        failures=pool.failures,
-        reason=pool.reason(),
-        message=pool.last_failure if pool.start_failing() else "",
-    )

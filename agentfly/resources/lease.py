@@ -3,8 +3,8 @@
 Guarantees:
 1. While a handle is held, its lease is renewed every third of its TTL; all leases of one holder in one call.
 2. The renewals end with the release; when nothing is held, no task is left.
-3. A lease that could not be renewed for its TTL, or that the engine calls lost, is marked lost; using its
-   handle after that raises ``LeaseLost``.
+3. A lease that could not be renewed for its TTL, that the engine calls lost, or that was released, is marked
+   lost; using its handle after that raises ``LeaseLost``.
 4. Releasing twice, or releasing a lost lease, is harmless.
 
 Not here: who gets which member (``pool``), and the engine's own view of leases (``engine``).
@@ -142,7 +142,11 @@ class Lease:
 
     @property
     def sandbox(self) -> "SandboxClient":
-        """The client of the container's daemon; its connection is kept until the release."""
+        """The client of the container's daemon; its connection is kept until the release.
+
+        What it raises is the daemon's own: ``SandboxLeaseLost`` and ``SandboxUnreachable`` mean here what
+        ``LeaseLost`` and ``Infra`` mean at the engine.
+        """
         self._require("container")
         if self._sandbox is None:
             from agentfly.sandbox import SandboxClient
@@ -157,7 +161,10 @@ class Lease:
         return self.info.address
 
     async def reset(self) -> None:
-        """Make the member pristine; ``info`` and ``sandbox`` are new ones afterwards."""
+        """Make the member pristine; ``info`` and ``sandbox`` are new ones afterwards.
+
+        After an error the lease is of no more use but to be released.
+        """
         info = await self._resources.reset(self.info.lease_id)
         await self._close_sandbox()
         self.info = info
@@ -186,7 +193,7 @@ class Lease:
             raise ResourceError(f"lease of pool {self.info.pool}: is a {self.info.kind}, not a {kind}")
         if self.lost:
             raise LeaseLost(
-                f"lease of pool {self.info.pool}: member {self.info.member_id} is gone",
+                f"lease of pool {self.info.pool}: is over, member {self.info.member_id} is no longer held",
                 incarnation=self.info.incarnation,
             )
 
@@ -220,9 +227,11 @@ class Holdings:
         return lease
 
     def drop(self, lease_id: str) -> None:
-        """Stop renewing a lease. Unknown leases are ignored."""
+        """Stop renewing a lease; its handle is of no more use. Unknown leases are ignored."""
         self._renewed.pop(lease_id, None)
-        if self._leases.pop(lease_id, None) is not None:
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            lease.lost = True
             self._changed.set()
 
     def held(self) -> list[Lease]:
@@ -231,9 +240,8 @@ class Holdings:
 
     async def close(self) -> None:
         """Stop renewing everything."""
-        self._leases.clear()
-        self._renewed.clear()
-        self._changed.set()
+        for lease_id in list(self._leases):
+            self.drop(lease_id)
         if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CLOSE_S)
@@ -268,5 +276,4 @@ class Holdings:
                 self._renewed[lease_id] = began
             expired = loop.time() - self._renewed[lease_id] >= lease.info.ttl_s
             if expired or alive.get(lease_id) is False:
-                lease.lost = True
                 self.drop(lease_id)

@@ -23,7 +23,6 @@ Not here: the clock, tasks, and who the owner of a ticket is (``engine``).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from agentfly.resources.actions import (
     Action,
@@ -39,59 +38,15 @@ from agentfly.resources.actions import (
     Stop,
 )
 from agentfly.resources.errors import Saturated
-from agentfly.resources.spec import PoolSpec
+from agentfly.resources.pool_state import IDLE_S, PROBE_S, MemberRecord, PoolState, TicketRecord
 
-BACKOFF_S = 1.0  # first pause after a failed start: long enough that a crash loop costs little
-BACKOFF_MAX_S = 30.0  # a repaired image or disk is noticed within this time
 PERMANENT_FAILURES = 5  # failures in a row, 15 s of pauses: more than a hiccup of a busy machine
-IDLE_S = 300.0  # a pool that is used in bursts keeps its members between them
-PROBE_S = 10.0  # how long a dead free member may be counted as ready
 HOLD_WEIGHT = 0.2  # of the newest lease in the running mean of how long leases last
 RETRY_AFTER_S = (1.0, 60.0)  # bounds of what a refused asker is told to wait
 
 
-@dataclass(slots=True)
-class _Member:
-    id: str
-    begun: float
-    cause: int | None  # the waiter this start was begun for; None once it is the pool's own
-    state: State = State.STARTING
-    since: float = 0.0
-    born: float = 0.0
-    probed: float = 0.0
-    leases: int = 0
-    holders: set[int] = field(default_factory=set)
-    condemned: Reason | None = None
-
-
-@dataclass(slots=True)
-class _Ticket:
-    number: int
-    phase: Phase = Phase.WAITING
-    member: str | None = None
-    since: float = 0.0
-    expires: float = 0.0
-    reason: str | None = None  # why it is lost, or, for a waiter, why it will be rejected
-
-
-class Pool:
-    """One pool. ``prefix`` starts the ids of its members."""
-
-    def __init__(self, spec: PoolSpec, *, shared: bool = False, prefix: str | None = None) -> None:
-        self.spec = spec
-        self.shared = shared
-        self.max = 1 if shared else spec.max
-        self.min = min(spec.min, self.max)
-        self.starts = self.resets = self.failures = 0
-        self.last_failure = ""
-        self.closed = False
-        self._prefix = prefix or spec.name
-        self._members: dict[str, _Member] = {}
-        self._tickets: dict[int, _Ticket] = {}  # in the order of asking
-        self._asked = 0
-        self._failed_rounds = 0
-        self._failed_at = float("-inf")
-        self._mean_hold = 0.0
+class Pool(PoolState):
+    """One pool: events and decisions."""
 
     # Events.
 
@@ -101,8 +56,8 @@ class Pool:
         Raises:
             Saturated: there are ``max_pending`` waiters already.
         """
-        waiting = len(self._waiting())
-        if waiting - self._servable() >= self.spec.max_pending:
+        waiting = len(self._queue)
+        if waiting >= self.spec.max_pending and waiting - self._servable() >= self.spec.max_pending:
             low, high = RETRY_AFTER_S
             raise Saturated(
                 f"pool {self.spec.name}: {waiting} waiters, which is all that max_pending "
@@ -111,7 +66,7 @@ class Pool:
                 hints=(f"raise max ({self.max}) or max_pending of the pool, or lower the concurrency",),
             )
         self._asked += 1
-        self._tickets[self._asked] = _Ticket(self._asked)
+        self._tickets[self._asked] = self._queue[self._asked] = TicketRecord(self._asked)
         return self._asked
 
     def withdraw(self, number: int, now: float, *, dirty: bool = False) -> bool:
@@ -119,6 +74,7 @@ class Pool:
         ticket = self._tickets.pop(number, None)
         if ticket is None:
             return False
+        self._queue.pop(number, None)
         if ticket.phase is Phase.HELD:
             self._mean_hold += HOLD_WEIGHT * (now - ticket.since - self._mean_hold)
         if ticket.member is not None:
@@ -160,7 +116,7 @@ class Pool:
     def renewed(self, number: int, began: float) -> bool:
         """The daemon answered a heartbeat that was sent at ``began``. False: there is no such lease."""
         ticket = self._tickets.get(number)
-        if ticket is None or ticket.phase is Phase.LOST:
+        if ticket is None:
             return False
         ticket.expires = max(ticket.expires, began + self.spec.lease_ttl_s)
         return True
@@ -182,7 +138,7 @@ class Pool:
             member.state, member.since, member.probed = State.FREE, now, now
         else:
             member.condemned = Reason.RESET_FAILED
-            self._scatter(member, str(Reason.RESET_FAILED))
+            self._scatter(member, str(Reason.RESET_FAILED), now)
         return True
 
     def lost(self, member_id: str, reason: str, now: float) -> bool:
@@ -193,7 +149,7 @@ class Pool:
         member.condemned = Reason.LOST
         if member.leases == 0:  # it never worked: as good as a start that failed, and paused like one
             self._failed(member, reason, now)
-        self._scatter(member, reason)
+        self._scatter(member, reason, now)
         return True
 
     def probed(self, member_id: str, alive: bool, now: float) -> bool:
@@ -224,17 +180,18 @@ class Pool:
         """What is to be done, as of ``now``. The pool takes it as begun."""
         if self.closed:
             return list(self._stop_all())
-        rules = (self._expire, self._reject, self._retire, self._grant, self._start, self._trim, self._probe)
+        rules = (self._expire, self._retire, self._grant, self._start, self._trim, self._probe)
         return [action for rule in rules for action in rule(now)]
 
     def wake_at(self, now: float) -> float | None:
         """When, after ``now``, ``decide`` may have something to do though nothing happened."""
         if self.closed:
             return None
-        times = [t.expires for t in self._tickets.values() if t.phase is Phase.HELD]
-        times.append(self._paused_until())
+        times = [self._paused_until()]
         lifetime = self.spec.max_lifetime_s
         for member in self._members.values():
+            held = [self._tickets[number] for number in member.holders]
+            times += [ticket.expires for ticket in held if ticket.phase is Phase.HELD]
             if member.state is State.FREE:
                 times.append(member.since + IDLE_S)
                 if lifetime is not None:
@@ -243,63 +200,24 @@ class Pool:
                 times.append(member.probed + PROBE_S)
         return min((time for time in times if time > now), default=None)
 
-    # What is true now.
-
-    def count(self, *states: State) -> int:
-        """How many members are in one of these states."""
-        return sum(member.state in states for member in self._members.values())
-
-    @property
-    def queued(self) -> int:
-        """How many tickets wait."""
-        return len(self._waiting())
-
-    def ahead(self, number: int) -> int:
-        """How many tickets wait before this one."""
-        return sum(ticket.number < number for ticket in self._waiting())
-
-    def reason(self) -> Reason:
-        """The one word for how the pool is doing."""
-        if self.closed:
-            return Reason.CLOSED
-        if self.start_failing():
-            return Reason.START_FAILING
-        if self._waiting() and len(self._members) >= self.max:
-            return Reason.AT_MAX
-        alive = self.count(State.FREE, State.LEASED, State.RESETTING)
-        return Reason.STARTING if self._waiting() or alive < self.min else Reason.READY
-
-    def start_failing(self) -> bool:
-        """True while the last start failed and no member lives."""
-        return self._failed_rounds > 0 and not self._alive()
-
     # The rules, in the order in which they are applied.
 
     def _expire(self, now: float) -> Iterator[Action]:
-        for ticket in list(self._tickets.values()):
-            if ticket.phase is Phase.HELD and ticket.expires <= now:
-                ticket.phase, ticket.reason = Phase.LOST, f"no heartbeat for {self.spec.lease_ttl_s:g} s"
-            if ticket.phase is Phase.LOST:
-                self.withdraw(ticket.number, now)
-                yield Lost(ticket.number, ticket.reason or "")
-
-    def _reject(self, now: float) -> Iterator[Action]:
-        for ticket in self._waiting():
-            if ticket.reason is not None:
-                del self._tickets[ticket.number]
-                yield Reject(ticket.number, ticket.reason)
+        for member in self._members.values():
+            for ticket in [self._tickets[number] for number in member.holders]:
+                if ticket.phase is Phase.HELD and ticket.expires <= now:
+                    self.withdraw(ticket.number, now)
+                    self._news.append(Lost(ticket.number, f"no heartbeat for {self.spec.lease_ttl_s:g} s"))
+        news, self._news = self._news, []
+        yield from news
 
     def _retire(self, now: float) -> Iterator[Action]:
         for member in self._members.values():
-            if member.state in (State.STARTING, State.STOPPING):
-                continue
-            holders = [self._tickets[number] for number in member.holders]
-            cleaning = [ticket for ticket in holders if ticket.phase is Phase.CLEANING]
-            if len(holders) > len(cleaning):
+            if member.state in (State.STARTING, State.STOPPING) or self._in_use(member):
                 continue
             if reason := self._retirement(member, now):
-                for ticket in cleaning:
-                    self._requeue(ticket)
+                for number in list(member.holders):
+                    self._requeue(self._tickets[number])
                 yield self._stop(member, reason)
             elif member.state is State.LEASED:
                 member.state, member.since = State.RESETTING, now
@@ -307,38 +225,45 @@ class Pool:
                 yield Reset(member.id)
 
     def _grant(self, now: float) -> Iterator[Action]:
-        for member in [m for m in self._members.values() if m.state is State.FREE and m.holders]:
+        own = [m for m in self._members.values() if m.state is State.FREE and m.holders]
+        for member in own:
             for number in member.holders:  # reset for its own holder, who is not in the queue
                 yield self._hand_over(self._tickets[number], member, now)
-        for ticket in self._waiting():
+        if not self._queue:
+            return
+        free = [m for m in self._members.values() if self._grantable(m)]
+        free.sort(key=lambda m: (m.since, m.id))
+        while self._queue and free:
             # The one that came back last goes out first, so that those above the need stay idle and end.
-            free = [m for m in self._members.values() if self._grantable(m)]
-            if not free:
-                return
-            yield self._hand_over(ticket, max(free, key=lambda m: (m.since, m.id)), now)
+            member = free[-1] if self.shared else free.pop()
+            yield self._hand_over(next(iter(self._queue.values())), member, now)
 
     def _start(self, now: float) -> Iterator[Action]:
+        lacking = self._lacking()
+        if lacking <= 0 or now < self._paused_until():
+            return
         room = self.max - len(self._members)
-        if now < self._paused_until():
-            room = 0
-        elif self.start_failing():
+        if self.start_failing():
             room = min(room, 1 - self.count(State.STARTING))
         caused = {member.cause for member in self._members.values()}
-        causes = (ticket.number for ticket in self._waiting() if ticket.number not in caused)
-        for _ in range(min(room, self._lacking())):
+        causes = (number for number in self._queue if number not in caused)
+        for _ in range(min(room, lacking)):
             self.starts += 1
-            member = _Member(f"{self._prefix}-{self.starts}", begun=now, cause=next(causes, None), since=now)
+            member = MemberRecord(
+                f"{self._prefix}-{self.starts}", begun=now, cause=next(causes, None), since=now
+            )
             self._members[member.id] = member
             yield Start(member.id)
 
     def _trim(self, now: float) -> Iterator[Action]:
-        for member in reversed(list(self._members.values())):
+        starting = [m for m in self._members.values() if m.state is State.STARTING]
+        for member in reversed(starting):
             abandoned = member.cause is not None and member.cause not in self._tickets
-            if member.state is State.STARTING and abandoned and self._lacking() < 0:
+            if abandoned and self._lacking() < 0:
                 yield self._stop(member, Reason.NOT_NEEDED)
-        for member in sorted(self._members.values(), key=lambda m: (m.since, m.id)):
-            idle = member.state is State.FREE and now >= member.since + IDLE_S
-            if idle and self._present() > self.min:
+        idle = [m for m in self._members.values() if m.state is State.FREE and now >= m.since + IDLE_S]
+        for member in sorted(idle, key=lambda m: (m.since, m.id)):
+            if self._present() > self.min:
                 yield self._stop(member, Reason.IDLE)
 
     def _probe(self, now: float) -> Iterator[Action]:
@@ -354,89 +279,40 @@ class Pool:
                     self._requeue(self._tickets[number])
                 yield self._stop(member, Reason.CLOSED)
 
-    # Their vocabulary.
-
-    def _in(self, member_id: str, *states: State) -> _Member | None:
-        member = self._members.get(member_id)
-        return member if member is not None and member.state in states else None
-
-    def _waiting(self) -> list[_Ticket]:
-        return [ticket for ticket in self._tickets.values() if ticket.phase is Phase.WAITING]
-
-    def _grantable(self, member: _Member) -> bool:
-        if member.condemned or member.state not in (State.FREE, State.LEASED):
-            return False
-        return self.shared or (not member.holders and member.state is State.FREE)
-
-    def _servable(self) -> int | float:
-        free = sum(self._grantable(member) for member in self._members.values())
-        return float("inf") if self.shared and free else free
-
-    def _present(self) -> int:
-        return len(self._members) - self.count(State.STOPPING)
-
-    def _alive(self) -> bool:
-        living = (State.FREE, State.LEASED, State.RESETTING)
-        return any(m.state in living and not m.condemned for m in self._members.values())
-
-    def _lacking(self) -> int:
-        """How many starts are missing; below 0, how many there are too many."""
-        waiting = len(self._waiting())
-        coming = sum(
-            m.state is State.STARTING or (m.state is State.RESETTING and not m.holders)
-            for m in self._members.values()
-        )
-        return max(self.min - self._present(), (min(waiting, 1) if self.shared else waiting) - coming)
-
-    def _retirement(self, member: _Member, now: float) -> Reason | None:
-        if member.condemned or member.state is State.RESETTING:
-            return member.condemned
-        if self.spec.max_reuses is not None and member.leases > self.spec.max_reuses:
-            return Reason.MAX_REUSES
-        if self.spec.max_lifetime_s is not None and now >= member.born + self.spec.max_lifetime_s:
-            return Reason.MAX_LIFETIME
-        return Reason.IDLE if self.shared and member.state is State.LEASED and self.min == 0 else None
-
-    def _to_probe(self, member: _Member) -> bool:
-        # The leases of an exclusive member are renewed at its own daemon: each renewal is a probe.
-        return member.state is State.FREE or (self.shared and member.state is State.LEASED)
-
-    def _paused_until(self) -> float:
-        if self._failed_rounds == 0:
-            return float("-inf")
-        return self._failed_at + min(BACKOFF_S * 2.0 ** min(self._failed_rounds - 1, 16), BACKOFF_MAX_S)
-
-    def _failed(self, member: _Member, reason: str, now: float) -> None:
+    def _failed(self, member: MemberRecord, reason: str, now: float) -> None:
         self.failures += 1
         self.last_failure = reason
         if member.begun <= self._failed_at:
             return  # begun before the last failure was known: the same cause, not one more verdict
         self._failed_rounds += 1
         self._failed_at = now
-        waiting = self._waiting()
-        if waiting and self._failed_rounds >= PERMANENT_FAILURES and not self._alive():
-            waiting[0].reason = reason
+        if self._queue and self._failed_rounds >= PERMANENT_FAILURES and not self._alive():
+            first = next(iter(self._queue))
+            self.withdraw(first, now)
+            self._news.append(Reject(first, reason))
 
-    def _proved(self, member: _Member) -> None:
+    def _proved(self, member: MemberRecord) -> None:
         # Older members prove nothing: they lived while the last start failed.
         if member.begun > self._failed_at:
             self._failed_rounds = 0
 
-    def _scatter(self, member: _Member, reason: str) -> None:
+    def _scatter(self, member: MemberRecord, reason: str, now: float) -> None:
         for number in list(member.holders):
             ticket = self._tickets[number]
             if ticket.phase is Phase.HELD:
-                ticket.phase, ticket.reason, ticket.member = Phase.LOST, reason, None
+                self.withdraw(number, now)
+                self._news.append(Lost(number, reason))
             else:
                 self._requeue(ticket)
-        member.holders.clear()
 
-    def _requeue(self, ticket: _Ticket) -> None:
+    def _requeue(self, ticket: TicketRecord) -> None:
         if ticket.member is not None:
             self._members[ticket.member].holders.discard(ticket.number)
         ticket.phase, ticket.member = Phase.WAITING, None
+        self._queue = dict(sorted([*self._queue.items(), (ticket.number, ticket)]))  # where it was
 
-    def _hand_over(self, ticket: _Ticket, member: _Member, now: float) -> Grant:
+    def _hand_over(self, ticket: TicketRecord, member: MemberRecord, now: float) -> Grant:
+        self._queue.pop(ticket.number, None)
         ticket.phase, ticket.member = Phase.GRANTED, member.id
         member.holders.add(ticket.number)
         member.state, member.since = State.LEASED, now
@@ -445,6 +321,6 @@ class Pool:
                 start.cause = None  # another member came first; the start is now the pool's own growth
         return Grant(ticket.number, member.id)
 
-    def _stop(self, member: _Member, reason: Reason) -> Stop:
+    def _stop(self, member: MemberRecord, reason: Reason) -> Stop:
         member.state, member.condemned = State.STOPPING, reason
         return Stop(member.id, reason)

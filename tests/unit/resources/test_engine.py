@@ -316,6 +316,18 @@ async def test_late_release_of_an_old_attempt_leaves_the_new_holder_alone():
 
 
 @virtual
+async def test_member_of_an_old_attempt_is_reset_though_the_new_one_is_refused():
+    runner = FakeRunner()
+    async with engine_of(runner, pool(max=1, max_pending=0, min=1)) as engine:
+        await asyncio.sleep(0.1)
+        await engine.acquire("swe", "a", attempt=0)
+        with pytest.raises(Saturated):
+            await engine.acquire("swe", "a", attempt=1)
+        await asyncio.sleep(0.1)
+        assert (shape(engine.pool_status()["swe"]), runner.resets) == ({"ready": 1}, 1)
+
+
+@virtual
 async def test_waiting_acquire_of_an_old_attempt_gives_way():
     async with engine_of(FakeRunner(start_s=1), pool(max=1)) as engine:
         old = asyncio.create_task(engine.acquire("swe", "a", attempt=0))

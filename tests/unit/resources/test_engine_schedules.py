@@ -16,7 +16,7 @@ from agentfly.resources.spec import ContainerSpec, ModelServiceSpec, PoolSpec
 from tests.unit.resources.harness import FakeRunner, run
 
 SCHEDULES = 12
-RUNS_EACH = 10
+RUNS_EACH = 6
 OTHER = ContainerSpec(pids=9)
 
 

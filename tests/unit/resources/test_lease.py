@@ -95,10 +95,10 @@ async def test_nothing_runs_when_nothing_is_held():
 @virtual
 async def test_closing_ends_the_renewals():
     side = Recorder()
-    side.hold()
-    assert len(side.holdings.held()) == 1
+    lease = side.hold()
+    assert side.holdings.held() == [lease]
     await side.holdings.close()
-    assert side.holdings.held() == []
+    assert (side.holdings.held(), lease.lost) == ([], True)
 
 
 @virtual
@@ -155,6 +155,15 @@ async def test_one_failed_renewal_is_no_loss():
     await asyncio.sleep(100)
     assert not lease.lost
     await lease.release()
+
+
+@virtual
+async def test_handle_of_a_released_lease_opens_nothing():
+    side = Recorder()
+    lease = side.hold()
+    await lease.release()
+    with pytest.raises(LeaseLost, match="is over"):
+        _ = lease.sandbox
 
 
 # 4. Releasing.

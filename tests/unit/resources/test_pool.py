@@ -12,7 +12,8 @@ import pytest
 
 from agentfly.resources.actions import Action, Grant, Lost, Probe, Reason, Reject, Reset, Start, State, Stop
 from agentfly.resources.errors import Saturated
-from agentfly.resources.pool import BACKOFF_MAX_S, IDLE_S, PROBE_S, Pool
+from agentfly.resources.pool import Pool
+from agentfly.resources.pool_state import BACKOFF_MAX_S, IDLE_S, PROBE_S
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 Step = float | tuple[Any, ...]

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 
 from agentfly.resources.actions import Action, Grant, Lost, Probe, Reject, Reset, Start, State, Stop
 from agentfly.resources.errors import Saturated
-from agentfly.resources.pool import BACKOFF_MAX_S, Pool
+from agentfly.resources.pool import Pool
+from agentfly.resources.pool_state import BACKOFF_MAX_S
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 
@@ -297,5 +298,5 @@ class SharedPoolMachine(PoolMachine):
 @pytest.mark.parametrize("machine", [PoolMachine, SharedPoolMachine])
 def test_pool_holds_under_any_order_of_events(machine):
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
     )
