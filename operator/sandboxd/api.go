@@ -100,7 +100,7 @@ func classify(err error) apiError {
 		errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO),
 		errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.EEXIST):
 		return apiError{http.StatusBadRequest, "BadRequest", err.Error()}
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, proc.ErrStuck):
 		return apiError{http.StatusGatewayTimeout, "Timeout", err.Error()}
 	}
 	return apiError{http.StatusInternalServerError, "Internal", err.Error()}

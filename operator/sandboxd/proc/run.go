@@ -97,7 +97,7 @@ func (t *Table) wait(ctx context.Context, c *child, timeout time.Duration) (time
 	case <-c.ended:
 		return timedOut, nil
 	case <-stuck.C:
-		return timedOut, fmt.Errorf("process %d did not die in %v after SIGKILL", c.pid, KillWait)
+		return timedOut, fmt.Errorf("%w: %d, %v after SIGKILL", ErrStuck, c.pid, KillWait)
 	}
 }
 

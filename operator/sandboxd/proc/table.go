@@ -33,6 +33,9 @@ const (
 // ErrClosed says that no process may start now: there is no lease.
 var ErrClosed = errors.New("no process may start: the sandbox holds no lease")
 
+// ErrStuck says that a process outlived its SIGKILL by KillWait.
+var ErrStuck = errors.New("a killed process does not end")
+
 type child struct {
 	pid    int
 	ended  chan struct{}
