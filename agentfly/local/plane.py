@@ -7,6 +7,7 @@ Guarantees:
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
 from agentfly.resources.runners.model_service import ModelServiceRunner
-from agentfly.resources.runners.owner_dir import OwnerDir
 from agentfly.sandbox.binary import find_sandboxd
 
 
@@ -48,16 +48,15 @@ async def data_plane(
     """
     await asyncio.to_thread(sweep, run_dir())
     async with AsyncExitStack() as stack:
-        # The broker's socket has an owner as sandboxes have: if this process is killed, it is swept.
-        home = OwnerDir(run_dir())
-        stack.push_async_callback(home.close)
-        sandboxes = BubblewrapRunner(run_dir(), find_sandboxd())
+        scratch = run_dir() / secrets.token_hex(4)  # short: the path of a socket has 107 bytes
+        scratch.mkdir(mode=0o700)
+        sandboxes = BubblewrapRunner(scratch, find_sandboxd())
         stack.push_async_callback(sandboxes.close)
         models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
         engine = await stack.enter_async_context(
             ResourceEngine([sandboxes, models], [pool_spec(pool) for pool in pools])
         )
-        broker = await stack.enter_async_context(BrokerServer(engine, home.path / "broker"))
+        broker = await stack.enter_async_context(BrokerServer(engine, scratch / "broker"))
         yield DataPlane(engine, broker.address)
 
 

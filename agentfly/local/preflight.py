@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from pydantic import ValidationError
+
 from agentfly.agent import Agent
-from agentfly.api import ResourcePool, RolloutJob, TrainingRun
+from agentfly.api import Metadata, ResourcePool, RolloutJob, TrainingRun
+from agentfly.api.base import NAME_MAX
 from agentfly.api.load import Manifests, load_manifests
 from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError
 from agentfly.errors import AgentflyError
@@ -37,21 +40,30 @@ def training_run(file: Path, sets: Sequence[str], name: str | None) -> Work[Trai
     Raises:
         AgentflyError: something is wrong with the manifest or with what it names.
     """
-    manifests = load_manifests(file, _named(sets, name))
-    return _checked(file, manifests, manifests.runs, "TrainingRun")
+    manifests = load_manifests(file, sets)
+    return _checked(file, manifests, manifests.runs, "TrainingRun", name)
 
 
 def rollout_job(file: Path, sets: Sequence[str], name: str | None) -> Work[RolloutJob]:
     """The one RolloutJob of a file; raises as `training_run` does."""
-    manifests = load_manifests(file, _named(sets, name))
-    return _checked(file, manifests, manifests.jobs, "RolloutJob")
+    manifests = load_manifests(file, sets)
+    return _checked(file, manifests, manifests.jobs, "RolloutJob", name)
 
 
-def _named(sets: Sequence[str], name: str | None) -> list[str]:
-    return [*sets, f"metadata.name={name}"] if name is not None else list(sets)
+def _renamed(work: Kind, name: str) -> Kind:
+    try:
+        metadata = Metadata.model_validate({**work.metadata.to_json(), "name": name})
+    except ValidationError:
+        raise AgentflyError(
+            f"--name: {name} is not a name",
+            hints=[f"use at most {NAME_MAX} lower case letters, digits and '-' inside"],
+        ) from None
+    return work.model_copy(update={"metadata": metadata})
 
 
-def _checked(file: Path, manifests: Manifests, found: tuple[Kind, ...], kind: str) -> Work[Kind]:
+def _checked(
+    file: Path, manifests: Manifests, found: tuple[Kind, ...], kind: str, name: str | None
+) -> Work[Kind]:
     if len(found) != 1:
         raise InvalidManifests(
             [
@@ -65,7 +77,7 @@ def _checked(file: Path, manifests: Manifests, found: tuple[Kind, ...], kind: st
                 )
             ]
         )
-    work, base = found[0], manifests.base
+    work, base = found[0] if name is None else _renamed(found[0], name), manifests.base
     agent = load(work.spec.agent.entrypoint, base)
     if not isinstance(agent, Agent):
         raise AgentflyError(
