@@ -16,15 +16,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from agentfly.resources.errors import LeaseLost, ResourceError
 from agentfly.resources.spec import ResourceSpec
-
-if TYPE_CHECKING:
-    from agentfly.sandbox import SandboxClient
+from agentfly.sandbox import SandboxClient
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +147,6 @@ class Lease:
         """
         self._require("container")
         if self._sandbox is None:
-            from agentfly.sandbox import SandboxClient
-
             self._sandbox = SandboxClient(self.info.address, self.info.token)
         return self._sandbox
 

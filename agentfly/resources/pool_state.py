@@ -131,7 +131,7 @@ class PoolState:
         return any(self._tickets[number].phase is not Phase.CLEANING for number in member.holders)
 
     def _retirement(self, member: MemberRecord, now: float) -> Reason | None:
-        if member.condemned or member.state is State.RESETTING:
+        if member.condemned:
             return member.condemned
         if self.spec.max_reuses is not None and member.leases > self.spec.max_reuses:
             return Reason.MAX_REUSES
