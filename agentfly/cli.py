@@ -24,9 +24,10 @@ DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO if args.verbose else logging.WARNING, format="%(levelname)s %(message)s"
-    )
+    logger = logging.getLogger("agentfly")
+    logger.setLevel(logging.INFO)
+    logger.propagate = args.verbose  # otherwise it goes to the log of the run alone
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     command: Callable[[argparse.Namespace], int] = args.command
     try:
         return command(args)

@@ -19,7 +19,7 @@ from agentfly.api.reasons import RolloutJobPhase as Phase
 from agentfly.local.plane import DataPlane, data_plane, pool_use
 from agentfly.local.processes import reason_in, role_environment, running
 from agentfly.local.rundir import RunDir
-from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, unless
+from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, prove, unless
 from agentfly.roles.plan import Places, inference_pool, rollout_role
 from agentfly.roles.status import JobSeen, rollout_status
 from agentfly.roles.worker import EXIT_BUDGET, WorkerReport, report_file
@@ -92,6 +92,7 @@ class RolloutRunner:
             inference_python=inference,
             start_timeout_s=spec.inference.start_timeout_seconds,
         ) as plane:
+            await unless(self._stop, prove(plane, self._pools))
             owner, deadline = self._job.metadata.name, spec.inference.start_timeout_seconds
             urls = await unless(self._stop, lease_servers(plane, self._policy, owner, deadline))
             role = rollout_role(self._job, replace(self._places, broker=plane.broker), urls)

@@ -8,6 +8,7 @@ Guarantees:
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ class RunDir:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the folder for this process.
+        """Hold the folder for this process; what agentfly logs meanwhile goes to ``logs/agentfly.log``.
 
         Raises:
             AgentflyError: another process that still lives holds it.
@@ -83,6 +84,9 @@ class RunDir:
         ):
             folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        log = logging.FileHandler(self.logs / "agentfly.log", delay=True)
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("agentfly")
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,8 +98,11 @@ class RunDir:
                 ) from None
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
+            logger.addHandler(log)
             yield
         finally:
+            logger.removeHandler(log)
+            log.close()
             os.close(lock)
 
     def read_status(self) -> dict[str, Any] | None:

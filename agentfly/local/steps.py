@@ -7,7 +7,7 @@ Guarantees:
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ from agentfly.local import environments
 from agentfly.local.plane import DataPlane
 from agentfly.local.processes import role_environment, run_to_end
 from agentfly.roles.plan import BUILD_DEADLINE_S, Places, model_path, model_role
+
+PROOF_S = 60.0  # a sandbox starts in milliseconds; its image may have to be unpacked
 
 Value = TypeVar("Value")
 
@@ -61,6 +63,18 @@ async def make_model(model: ModelRef, seed: int, places: Places, python: Path, l
         deadline_s=BUILD_DEADLINE_S,
     )
     partial.rename(target)
+
+
+async def prove(plane: DataPlane, pools: Sequence[ResourcePool]) -> None:
+    """Have every pool give a member once: a pool that cannot is found here, not by each rollout for itself.
+
+    Raises:
+        AgentflyError: a pool gave none; the text says why.
+    """
+    for pool in pools:
+        name = pool.metadata.name
+        async with await plane.engine.acquire(name, "proof", deadline=PROOF_S):
+            pass
 
 
 async def lease_servers(plane: DataPlane, policy: ResourcePool, owner: str, deadline_s: float) -> list[str]:

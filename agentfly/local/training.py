@@ -24,7 +24,7 @@ from agentfly.local.keeper import Keeper, Show
 from agentfly.local.plane import DataPlane, data_plane
 from agentfly.local.processes import reason_in, role_environment, running
 from agentfly.local.rundir import RunDir
-from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, unless
+from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, prove, unless
 from agentfly.observe.curve import write_reward_png
 from agentfly.roles.life import Clock, Ended, after_attempt, overdue
 from agentfly.roles.plan import Places, inference_pool, trainer_role
@@ -115,6 +115,7 @@ class TrainingRunner:
             start_timeout_s=self._spec.inference.start_timeout_seconds,
         ) as plane:
             self._places = replace(self._places, broker=plane.broker)
+            await unless(self._stop, prove(plane, self._pools))
             while True:
                 ended = await self._attempt(plane)
                 verdict = after_attempt(ended, failures, self._spec.run_policy.backoff_limit)

@@ -257,7 +257,7 @@ def _conditions(
                 observed_generation=generation,
                 last_transition_time=old.last_transition_time if old and old.status == value else now,
                 reason=why.value,
-                message=message if true or kind is Type.RolesReady else "",
+                message=message if kind in _TYPES and (true or kind is Type.RolesReady) else "",
             )
         )
     return tuple(made)
