@@ -12,10 +12,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import test_utils
 
 from agentfly.broker import wire
 from agentfly.broker.client import BrokerClient
-from agentfly.broker.server import BrokerServer
+from agentfly.broker.server import BrokerServer, make_app
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import (
     Infra,
@@ -139,6 +140,60 @@ async def test_cancelled_client_leaves_no_waiter_and_no_start(tmp_path):
         assert rig.runner.existing == set()
 
 
+async def test_cancelled_acquire_of_several_gives_back_what_came(tmp_path):
+    async with broker(tmp_path, maximum=2) as rig, BrokerClient(rig.server.address) as client:
+        held = await client.acquire("shell", "a", deadline=DEADLINE)
+        wanted = [Request("shell", key="x"), Request("shell", key="y")]
+        waiting = asyncio.create_task(client.acquire_many(wanted, "b", deadline=60))
+        await rig.until("leased", 2)
+        await rig.until("queued", 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await rig.until("ready", 1)
+        assert (rig.shell.leased, rig.shell.queued) == (1, 0)
+        await held.release()
+
+
+async def test_asking_again_after_a_lost_answer_gives_the_same_lease(tmp_path):
+    async with broker(tmp_path) as rig:
+        async with BrokerClient(rig.server.address) as first, BrokerClient(rig.server.address) as second:
+            one = await first.acquire("shell", "a", deadline=DEADLINE)
+            two = await second.acquire("shell", "a", deadline=DEADLINE)
+            assert two.info == one.info
+        await rig.until("ready", 1)
+
+
+async def test_broker_that_ends_is_infra_to_those_who_wait(tmp_path):
+    runner = FakeRunner(start_s=30)
+    async with ResourceEngine([runner], [PoolSpec(name="shell", resource=ContainerSpec())]) as engine:
+        async with BrokerServer(engine, tmp_path / "b.sock") as server:
+            client = BrokerClient(server.address)
+            waiting = asyncio.create_task(client.acquire("shell", "a", deadline=60))
+            await eventually(lambda: engine.pool_status()["shell"].queued == 1)
+        with pytest.raises(Infra, match="got no answer"):
+            await waiting
+        assert engine.pool_status()["shell"].queued == 0
+        assert not (tmp_path / "b.sock").exists()
+        await client.close()
+    assert runner.existing == set()
+
+
+async def test_release_of_an_owner_ends_its_waiting_acquire(tmp_path):
+    async with broker(tmp_path, maximum=1) as rig, BrokerClient(rig.server.address) as client:
+        lease = await client.acquire("shell", "a", deadline=DEADLINE)
+        waiting = asyncio.create_task(client.acquire("shell", "b", attempt=1, deadline=60))
+        await rig.until("queued", 1)
+        await client.release_owner("b", attempt=0)
+        assert rig.shell.queued == 1
+        await client.release_owner("b", attempt=1)
+        with pytest.raises(LeaseLost, match="owner b: released all"):
+            await waiting
+        await client.release_owner("a")
+        assert lease.lost
+        await rig.until("ready", 1)
+
+
 # S2, S3. Leases end at their TTL when the client no longer says that it lives.
 
 
@@ -253,6 +308,29 @@ async def test_malformed_body_names_the_field(tmp_path):
             assert (await response.json())["error"]["message"] == "/v1/release lease_id: Field required"
         with pytest.raises(ResourceError, match="not both"):
             wire.Wanted().request()
+
+
+async def test_saturated_says_when_to_come_back_in_a_header_too(tmp_path):
+    async with broker(tmp_path, maximum=1, pending=0) as rig:
+        connector = aiohttp.UnixConnector(str(rig.server.path))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(f"http://broker{wire.ACQUIRE}", json={"pool": "shell", "owner": "a"}) as response,
+        ):
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+            assert (await response.json())["error"]["retry_after"] == 1.0
+
+
+async def test_client_works_over_tcp_as_well(tmp_path):
+    async with broker(tmp_path) as rig:
+        server = test_utils.TestServer(make_app(rig.engine))
+        await server.start_server()
+        async with BrokerClient(f"http://127.0.0.1:{server.port}") as client:
+            async with await client.acquire("shell", "a", deadline=DEADLINE) as lease:
+                assert lease.info.pool == "shell"
+            with pytest.raises(LeaseLost, match="is over"):
+                await client.reset(lease.info.lease_id)
+        await server.close()
 
 
 async def test_client_offers_all_that_the_engine_does(tmp_path):

@@ -134,6 +134,11 @@ CASES: dict[str, tuple[dict[str, Any], Sequence[Step], list[Action]]] = {
         [Grant(2, "p-1")],
     ),
     # 4. A withdrawn ticket leaves nothing.
+    "a member that is reset for its own holder is not what a waiter can count on": (
+        {"max": 2},
+        [*held(), ("clean", 1), ASK],
+        [Start("p-2")],
+    ),
     "a start that its waiter left is stopped": (
         {},
         [ASK, ("withdraw", 1)],
