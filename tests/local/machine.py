@@ -27,16 +27,17 @@ def descendants() -> Counter[str]:
     return found
 
 
-def groups() -> set[str]:
-    """Control groups of sandboxes that exist now."""
-    return {str(path) for base in Cgroups.find().bases.values() for path in base.glob("agentfly-*")}
+def groups(owner: int) -> set[str]:
+    """Control groups of the sandboxes of one process."""
+    bases = Cgroups.find().bases.values()
+    return {str(path) for base in bases for path in base.glob(f"agentfly-{owner}-*")}
 
 
 def footprint(run_dir: Path) -> dict[str, object]:
     """Everything that must be the same before and after: processes, groups, mounts, descriptors, files."""
     return {
         "processes": descendants(),
-        "groups": groups(),
+        "groups": groups(os.getpid()),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "files": sorted(str(path) for path in run_dir.parent.rglob("*")),

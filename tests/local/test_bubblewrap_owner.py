@@ -14,13 +14,15 @@ import pytest
 
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.cgroups import Cgroups
 from agentfly.resources.spec import ContainerSpec
-from tests.local.machine import footprint
+from tests.local.machine import footprint, groups
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.cgroups import Cgroups
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxClient
 
@@ -36,6 +38,7 @@ async def main():
 
 asyncio.run(main())
 """
+LIMITED = bool(Cgroups.find().bases)
 WAIT = "await asyncio.sleep(600)"
 START_FOR_EVER = "while True: await runner.start(ContainerSpec(), 'more')"
 
@@ -73,10 +76,12 @@ def test_killed_owner_leaves_nothing_after_a_sweep(run_dir: Path, sandboxd: Path
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert gone(pids, within=2)
+        assert LIMITED == bool(groups(process.pid))
     if last == START_FOR_EVER:
         time.sleep(0.5)  # one that was just being started ends when it sees its owner gone
     assert sweep(run_dir.parent) == ["killed"]
     assert footprint(run_dir) == before
+    assert groups(process.pid) == set()
 
 
 def test_sweep_leaves_a_living_owner_alone(run_dir: Path, sandboxd: Path) -> None:

@@ -157,6 +157,8 @@ class BubblewrapRunner:
 
     async def reset(self, member: Member) -> Member | None:
         """The member under its next incarnation: this sandbox, verified, or a fresh one. None if neither."""
+        if _sandbox(member).end is not None:
+            return None  # it was stopped
         try:
             async with SandboxAdmin(member.address, member.admin_token) as admin:
                 report = await admin.reset()

@@ -50,7 +50,7 @@ class OwnerDir:
                 hints=["use a short folder, for example one below /run/user or /tmp"],
             )
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.name = secrets.token_hex(4)
+        self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._lock = _claim(self.path, self.name)
         self._trash = self.path / "trash"
         self._trash.mkdir(exist_ok=True)
