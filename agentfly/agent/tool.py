@@ -79,12 +79,8 @@ class Tool(Generic[P, R]):
             checked = self._arguments.model_validate(dict(arguments))
         except ValidationError as error:
             return ToolResult(_explain(self, error), metrics={"invalid_arguments": 1})
-        # A default that was not supplied is left to the function: it may be any object, None included.
-        given = {
-            str(info.alias): getattr(checked, attribute)
-            for attribute, info in type(checked).model_fields.items()
-            if attribute in checked.model_fields_set
-        }
+        fields = type(checked).model_fields
+        given = {str(info.alias): getattr(checked, attribute) for attribute, info in fields.items()}
         return normalise(await call(self._signature, given, ctx))
 
 

@@ -320,6 +320,16 @@ def test_command_result_gives_its_text_and_exit_code() -> None:
     assert normalise(ran) == ToolResult("out\nno such file", metrics={"exit_code": 2})
 
 
+async def test_mutable_default_is_fresh_in_every_call() -> None:
+    @tool
+    def gather(item: str, into: list[str] = []) -> str:  # noqa: B006
+        """Gather items."""
+        into.append(item)
+        return ",".join(into)
+
+    assert [(await gather.run({"item": item}, context())).observation for item in "ab"] == ["a", "b"]
+
+
 # 5. a tool is still the function
 
 

@@ -40,6 +40,8 @@ def test_drift_is_zero_only_for_a_prefix(sampled: list[int], other: list[int]) -
         ([1, 2, 3], [], 3),
         ([], [1], 0),
         ([1, 2], [1, 0, 2], 1),
+        # The 9 that both have is a chance meeting: what follows it differs.
+        ([1, 9, 2, 3, 4], [1, 5, 6, 9, 7, 2, 3, 4], 4),
     ],
 )
 def test_drift_is_counted_in_place(sampled: list[int], other: list[int], drift: int) -> None:
