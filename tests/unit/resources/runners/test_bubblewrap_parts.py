@@ -1,0 +1,275 @@
+"""The parts of the sandbox runner that need no sandbox: command line, /etc, filter, owner's folder, reasons."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfly.errors import AgentflyError
+from agentfly.resources.errors import StartFailed
+from agentfly.resources.runners import bubblewrap_check, host_root, owner_dir, seccomp
+from agentfly.resources.runners.sandbox_root import Home, Root
+from agentfly.resources.spec import ContainerSpec
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "dev").mkdir()
+    return tmp_path
+
+
+def command(base: Path, **fields: object) -> list[str]:
+    root = Root(ContainerSpec(**fields), base, Path("/opt/sandboxd"))  # type: ignore[arg-type]
+    root.check()
+    return root.arguments(Home(base / "1"))
+
+
+def after(argv: list[str], *words: str) -> bool:
+    return any(tuple(argv[i : i + len(words)]) == words for i in range(len(argv)))
+
+
+# The command line.
+
+
+def test_sandbox_shares_nothing_and_keeps_no_power(base: Path) -> None:
+    argv = command(base)
+    for words in (
+        ("--unshare-all",),
+        ("--unshare-user",),
+        ("--disable-userns",),
+        ("--cap-drop", "ALL"),
+        ("--new-session",),
+        ("--as-pid-1",),
+        ("--clearenv",),
+        ("--remount-ro", "/proc"),
+        ("--remount-ro", "/dev"),
+        ("--remount-ro", "/"),
+    ):
+        assert after(argv, *words), words
+    assert not {"--bind", "--share-net", "--cap-add", "--setenv"} & set(argv)
+
+
+def test_network_is_shared_only_when_asked_for(base: Path) -> None:
+    assert after(command(base, network=True), "--share-net")
+    assert after(command(base, network=True), "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
+
+
+def test_read_only_comes_after_everything_that_is_put_there(base: Path) -> None:
+    argv = command(base)
+    assert argv[-2:] == ["--remount-ro", "/"]
+    last_mount = max(i for i, word in enumerate(argv) if word in ("--tmpfs", "--mqueue", "--symlink"))
+    assert argv.index("--remount-ro") > last_mount
+
+
+def test_scratch_is_bounded_below_the_memory_of_the_spec(base: Path) -> None:
+    for memory in (64, 256, 4096):
+        root = Root(ContainerSpec(memory_mb=memory), base, Path("/x"))
+        assert sum(scratch.size_mb for scratch in root.scratch()) < memory
+        assert [scratch.path for scratch in root.scratch()][-1] == "/workspace"
+
+
+def test_image_folder_is_overlaid_whole(base: Path) -> None:
+    image = base / "image"
+    (image / "app").mkdir(parents=True)
+    (image / "app/main.py").touch()
+    argv = command(base, image=str(image), workdir="/app")
+    assert after(
+        argv, "--overlay-src", str(image), "--overlay", str(base / "1/upper"), str(base / "1/work"), "/"
+    )
+    assert not after(argv, "--tmpfs", "/app")
+    assert not after(argv, "--remount-ro", "/")
+    assert after(command(base, image=str(image), workdir="/other"), "--tmpfs", "/other")
+
+
+@pytest.mark.parametrize("workdir", ["/", "/proc", "/proc/1", "/dev/x", "/tmp/x", "/run/a/b", "/.agentfly/x"])
+def test_workdir_that_hides_a_part_is_refused(base: Path, workdir: str) -> None:
+    with pytest.raises(StartFailed, match="workdir"):
+        command(base, workdir=workdir)
+
+
+@pytest.mark.parametrize("workdir", ["/tmp", "/root", "/workspace", "/a/b/c", "/usr/share", "/home/me"])
+def test_other_workdirs_are_mounted_once(base: Path, workdir: str) -> None:
+    argv = command(base, workdir=workdir)
+    assert sum(argv[i : i + 2] == ["--tmpfs", workdir] for i in range(len(argv))) <= 1
+
+
+# What of this machine's /etc is shown.
+
+
+def test_etc_is_copied_without_what_only_root_reads(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for folder in ("ssl/certs", "ssl/private", "python3.11", "ssh"):
+        (source / folder).mkdir(parents=True)
+    files = {"shadow": 0o640, "nsswitch.conf": 0o644, "ssl/certs/a.pem": 0o644, "ssl/private/key": 0o600}
+    for name, mode in files.items() | {("ssh/key", 0o644), ("pip.conf", 0o644), ("passwd", 0o644)}:
+        (source / name).write_text("of the machine")
+        (source / name).chmod(mode)
+    (source / "ssl/private").chmod(0o700)
+    (source / "localtime").symlink_to("/usr/share/zoneinfo/UTC")
+    host_root.build_etc(tmp_path / "etc", source)
+    made = {str(path.relative_to(tmp_path / "etc")) for path in (tmp_path / "etc").rglob("*")}
+    assert made == {"nsswitch.conf", "ssl", "ssl/certs", "ssl/certs/a.pem", "python3.11", "localtime"} | set(
+        host_root.WRITTEN
+    )
+    assert (tmp_path / "etc/passwd").read_text().startswith("root:x:0:0:")
+    assert (tmp_path / "etc/localtime").readlink() == Path("/usr/share/zoneinfo/UTC")
+
+
+def test_what_is_shared_is_built_once(base: Path) -> None:
+    host_root.build(base)
+    assert list((base / "etc").iterdir()) == []  # it was there
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_devices_of_roots_sandboxes_belong_to_nobody(tmp_path: Path) -> None:
+    host_root.build_devices(tmp_path / "dev")
+    for device in (tmp_path / "dev").iterdir():
+        assert device.stat().st_uid == host_root.NOBODY
+        assert device.is_char_device()
+
+
+# The filter of system calls.
+
+
+def verdict(code: bytes, architecture: int, number: int) -> int:
+    """Run the filter as the kernel does."""
+    steps = [struct.unpack("=HBBI", code[i : i + 8]) for i in range(0, len(code), 8)]
+    at, accumulator = 0, 0
+    while True:
+        operation, if_true, if_false, value = steps[at]
+        at += 1
+        if operation == 0x20:
+            accumulator = {0: number, 4: architecture}[value]
+        elif operation == 0x06:
+            return int(value)
+        else:
+            holds = accumulator == value if operation == 0x15 else accumulator >= value
+            at += if_true if holds else if_false
+
+
+REFUSED = {"x86_64": (0xC000003E, 250), "aarch64": (0xC00000B7, 219)}
+
+
+@pytest.mark.parametrize("machine", REFUSED)
+@given(number=st.integers(0, 2**32 - 1))
+def test_filter_refuses_what_is_listed_and_nothing_else(machine: str, number: int) -> None:
+    audit, keyctl = REFUSED[machine]
+    code = seccomp.program(machine)
+    assert code is not None
+    listed = number in seccomp._ARCHITECTURES[machine].refused or number >= 0x40000000
+    assert (verdict(code, audit, number) == 0x7FFF0000) is not listed
+    assert verdict(code, audit, keyctl) == 0x00050000 | 1
+    assert verdict(code, audit ^ 1, number) == 0x00050000 | 1
+
+
+def test_unknown_processor_has_no_filter() -> None:
+    assert seccomp.program("riscv64") is None
+
+
+# The folder of an owner.
+
+
+async def test_owner_leaves_the_folder_as_it_found_it(tmp_path: Path) -> None:
+    owner = owner_dir.OwnerDir(tmp_path / "r")
+    home = owner.new_home(owner.new_name(), [])
+    (home / "file").touch()
+    owner.drop(home)
+    owner.drop(home)
+    assert not home.exists()
+    await owner.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_second_owner_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    first = owner_dir.OwnerDir(tmp_path / "r")
+    with pytest.raises(AgentflyError, match="in use by another process"):
+        owner_dir.OwnerDir(tmp_path / "r")
+    await first.close()
+    await owner_dir.OwnerDir(tmp_path / "r").close()
+
+
+async def test_sweep_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> None:
+    living, group = owner_dir.OwnerDir(tmp_path / "living"), tmp_path / "group"
+    dead = owner_dir.OwnerDir(tmp_path / "dead")
+    group.mkdir()
+    dead.new_home("1", [group, tmp_path / "gone"])
+    (tmp_path / "foreign").mkdir()
+    os.close(dead._lock)  # what the end of a process does
+    assert owner_dir.sweep(tmp_path) == ["dead"]
+    assert set(os.listdir(tmp_path)) == {"living", "foreign"}
+    assert owner_dir.sweep(tmp_path) == []
+    await living.close()
+
+
+def test_sweep_keeps_the_record_of_a_group_it_cannot_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_dir, "SWEEP_GROUP_S", 0.02)
+    group = tmp_path / "group"
+    (group / "busy").mkdir(parents=True)
+    dead = owner_dir.OwnerDir(tmp_path / "dead")
+    dead.new_home("1", [group])
+    os.close(dead._lock)
+    assert owner_dir.sweep(tmp_path) == []
+    (group / "busy").rmdir()
+    assert owner_dir.sweep(tmp_path) == ["dead"]
+    assert not group.exists()
+
+
+def test_folder_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AgentflyError, match="too long"):
+        owner_dir.OwnerDir(tmp_path / ("x" * 100))
+
+
+# Why it does not work here.
+
+BWRAP, RUN = Path("/x/bwrap"), Path("/x/run")
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "remedy"),
+    [
+        ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+        ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor profile with 'userns,' for /x/bwrap"),
+    ],
+)
+def test_setting_in_the_way_is_named_with_its_remedy(
+    tmp_path: Path, file: str, value: str, remedy: str
+) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text(f"{value}\n")
+    words = "bwrap: No permissions to create new namespace"
+    reason = bubblewrap_check.explain(words, BWRAP, RUN, tmp_path)
+    assert file.replace("/", ".") in reason
+    assert remedy in reason
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("bwrap: setting up uid map: Permission denied", "seccomp profile"),
+        (
+            "bwrap: Can't make overlay mount on /newroot/usr: Invalid argument",
+            "use a run_dir on a local disk",
+        ),
+        ("bwrap: something else", "something else"),
+        ("", "no message"),
+    ],
+)
+def test_other_reasons_are_told_as_far_as_known(tmp_path: Path, words: str, part: str) -> None:
+    assert part in bubblewrap_check.explain(words, BWRAP, RUN, tmp_path)
+
+
+@pytest.mark.parametrize(("version", "usable"), [("0.8.0", False), ("0.11.0", True), ("1.0", True)])
+def test_bubblewrap_without_overlays_is_refused(tmp_path: Path, version: str, usable: bool) -> None:
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text(f"#!/bin/sh\necho bubblewrap {version}\n")
+    bwrap.chmod(0o755)
+    problem = bubblewrap_check.version_problem(bwrap)
+    assert (problem is None) is usable
+    assert "does not run" in (bubblewrap_check.version_problem(tmp_path / "none") or "")
