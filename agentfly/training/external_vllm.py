@@ -112,9 +112,12 @@ async def publish(urls: list[str], folder: Path, version: str) -> None:
     Raises:
         RuntimeError: a server refused or could not be reached.
     """
-    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        for url in urls:
-            group.create_task(_publish_to(session, url, folder, version))
+    async with aiohttp.ClientSession() as session:
+        told = [_publish_to(session, url, folder, version) for url in urls]
+        # Not a task group: its exception groups would bury the one line that matters in Ray's traceback.
+        for failure in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                raise failure
 
 
 async def _publish_to(session: aiohttp.ClientSession, url: str, folder: Path, version: str) -> None:

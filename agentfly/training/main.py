@@ -70,6 +70,7 @@ def prepare(config: TrainerConfig) -> None:
 
 def run_verl(arguments: list[str]) -> None:
     """What ``verl.trainer.main_ppo`` does, without the folders that Hydra's own main would leave."""
+    import ray
     from hydra import compose, initialize_config_module
     from verl.trainer import main_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -80,7 +81,10 @@ def run_verl(arguments: list[str]) -> None:
         config = compose("ppo_trainer", overrides=arguments)
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
-    main_ppo.run_ppo(config, task_runner_class=main_ppo.TaskRunnerV1)
+    try:
+        main_ppo.run_ppo(config, task_runner_class=main_ppo.TaskRunnerV1)
+    finally:
+        ray.shutdown()  # what its processes still had to say is printed before our own last words
 
 
 def _watch(config: TrainerConfig, follower: MetricsFollower) -> None:

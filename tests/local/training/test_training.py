@@ -198,4 +198,6 @@ async def test_a_job_whose_server_is_gone_fails_with_its_name(lab: Lab, run_dir:
     lab.url = "http://127.0.0.1:9"
     lab.broker = f"unix://{run_dir.parent}/nobody"
     assert await lab.run(lab.config(1, steps=2)) == 1
-    assert "weights: http://127.0.0.1:9/collective_rpc" in lab.tail().splitlines()[-1]
+    last = lab.tail().splitlines()[-1]
+    assert "RuntimeError: weights: http://127.0.0.1:9/collective_rpc: Cannot connect to host" in last
+    assert last.endswith("rollouts of unfinished steps: none")
