@@ -26,6 +26,14 @@ def spare(run_dir: Path, sandboxd: Path) -> BubblewrapRunner:
     return BubblewrapRunner(run_dir.with_name("spare"), sandboxd)
 
 
+def test_check_leaves_nothing_and_is_remembered(spare: BubblewrapRunner, run_dir: Path) -> None:
+    before = footprint(run_dir)
+    assert spare.check() is None
+    assert footprint(run_dir) == before
+    spare._sandboxd = Path("/gone since")
+    assert spare.check() is None
+
+
 # 1. Start.
 
 

@@ -76,7 +76,7 @@ def test_killed_owner_leaves_nothing_after_a_sweep(run_dir: Path, sandboxd: Path
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert gone(pids, within=2)
-        assert LIMITED == bool(groups(process.pid))
+        assert bool(groups(process.pid)) == LIMITED
     if last == START_FOR_EVER:
         time.sleep(0.5)  # one that was just being started ends when it sees its owner gone
     assert sweep(run_dir.parent) == ["killed"]

@@ -13,8 +13,8 @@ ROOT = HERE.parents[1]
 NOBODY = "65534"
 # The parts that depend on who runs them; the rest is the same code inside the sandbox.
 CHOSEN = (
-    "started_member or cancelled_start or unclean_reset or side_by_side or image_folder or network "
-    "or next_tenant or fork_bomb or memory_hog or forbidden or visible or reached or capability "
+    "check_leaves or started_member or cancelled_start or unclean_reset or side_by_side or image_folder "
+    "or network or next_tenant or fork_bomb or memory_hog or forbidden or visible or reached or capability "
     "or flood or expired or residue or trace"
 )
 

@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -33,7 +32,7 @@ from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.runners import bubblewrap_check, host_root, seccomp
 from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Group, Limits
-from agentfly.resources.runners.owner_dir import OwnerDir, sweep
+from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
 from agentfly.resources.runners.sandbox_process import SandboxProcess, spawn
 from agentfly.resources.runners.sandbox_root import DAEMON, UPPER, Home, Root
 from agentfly.resources.spec import ContainerSpec, ResourceSpec
@@ -106,7 +105,7 @@ class BubblewrapRunner:
             argv = [str(self._bwrap), *root.arguments(Home(probe)), "--", DAEMON, "--version"]
             problem = bubblewrap_check.probe(argv, self._bwrap, self._run_dir)
         finally:
-            shutil.rmtree(probe, ignore_errors=True)
+            delete([str(probe)])  # an overlay leaves a folder that its owner cannot read
         self._works = problem is None
         return problem
 

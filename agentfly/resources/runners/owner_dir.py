@@ -77,7 +77,7 @@ class OwnerDir:
 
     async def _empty_trash(self) -> None:
         while entries := [str(entry) for entry in self._trash.iterdir()]:
-            if not await asyncio.to_thread(_delete, entries):
+            if not await asyncio.to_thread(delete, entries):
                 return  # the next drop tries again, and a sweep after it
 
     async def close(self) -> None:
@@ -85,7 +85,7 @@ class OwnerDir:
         if self._deletion is not None and not self._deletion.done():
             await asyncio.wait([self._deletion])
         ours = [str(self.path / name) for name in ("trash", "etc", "dev")]
-        await asyncio.to_thread(_delete, ours)
+        await asyncio.to_thread(delete, ours)
         (self.path / LOCK).unlink(missing_ok=True)
         os.close(self._lock)
         with contextlib.suppress(OSError):  # somebody else's files are in it
@@ -102,7 +102,7 @@ def sweep(parent: Path) -> list[str]:
     for lock in sorted(parent.glob(f"*/{LOCK}")):
         with _try_lock(lock) as held:
             home = lock.parent
-            if held and all([_remove_group(group) for group in _recorded(home)]) and _delete([str(home)]):
+            if held and all([_remove_group(group) for group in _recorded(home)]) and delete([str(home)]):
                 swept.append(home.name)
     return swept
 
@@ -157,7 +157,7 @@ def _remove_group(group: Group) -> bool:
     return True
 
 
-def _delete(paths: Sequence[str]) -> bool:
+def delete(paths: Sequence[str]) -> bool:
     """Delete with ``rm``: it stands trees of any depth, and follows no link that a tenant made."""
     for command in (("rm", "-rf", "--"), ("chmod", "-R", "u+rwX", "--"), ("rm", "-rf", "--")):
         try:

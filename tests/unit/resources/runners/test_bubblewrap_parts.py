@@ -1,4 +1,4 @@
-"""The parts of the sandbox runner that need no sandbox: command line, /etc, filter, owner's folder, reasons."""
+"""The parts of the sandbox runner that need no sandbox: command line, /etc, filter, owner's folder, hints."""
 
 import os
 import struct
