@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Literal
 
 from agentfly.api import ModelRef, ResourcePool, RolloutJob, TrainingRun
+from agentfly.api.base import NAME_MAX
 from agentfly.roles.worker import RolloutWorkerConfig
 from agentfly.training.config import ENV_BROKER, ENV_INFERENCE_URLS, ENV_RUN_DIR, TrainerConfig
 
 Environment = Literal["trainer", "inference"]
+POLICY = "-policy"  # ends the name of the pool of a run's own servers
 BUILD_DEADLINE_S = 1800.0  # a model made on the spot; anything larger is downloaded, not built
 
 
@@ -81,7 +83,7 @@ def inference_pool(work: TrainingRun | RolloutJob, places: Places) -> ResourcePo
     spec, inference = work.spec, work.spec.inference
     return ResourcePool.model_validate(
         {
-            "metadata": {"name": f"{work.metadata.name}-policy"[:40].rstrip("-")},
+            "metadata": {"name": work.metadata.name[: NAME_MAX - len(POLICY)].rstrip("-") + POLICY},
             "spec": {
                 "type": "ModelService",
                 "modelService": {

@@ -1,4 +1,4 @@
-"""The whole line, by the command line alone: real vLLM, real verl, real sandboxes, the quickstart's own manifest.
+"""The whole line, by the command line alone: real vLLM, verl and sandboxes, the quickstart's own manifest.
 
 Guarantees under test (`agentfly.local.training`):
 1. However the run ends, its processes, sandboxes and servers end with it.
@@ -7,29 +7,51 @@ Guarantees under test (`agentfly.local.training`):
 4. A finished run stays finished: running it again starts nothing.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agentfly.local.paths import run_dir
+from agentfly.local.paths import cache_dir
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS, STEP_LIMIT_S, GONE_S = 7, 420, 20
 pytestmark = pytest.mark.timeout(900)
 
 
-def agentfly(runs: Path, *more: str) -> subprocess.Popen:
+@pytest.fixture
+def cache() -> Iterator[Path]:
+    """A cache of its own, with the environments that are built: what the run leaves in it is all its own."""
+    path = Path(tempfile.mkdtemp(prefix="af-"))  # short: it will hold sockets
+    (path / "agentfly").mkdir()
+    (path / "agentfly" / "env").symlink_to(cache_dir() / "env")
+    yield path
+    shutil.rmtree(path)
+
+
+def agentfly(runs: Path, cache: Path) -> subprocess.Popen:
+    sets = [f"steps={STEPS}", "checkpoint.everySteps=2"]
     return subprocess.Popen(
-        [sys.executable, "-m", "agentfly.cli", "run", "-f", "examples/quickstart/run.yaml", "--runs", str(runs)]
-        + ["--name", "line", "--set", f"steps={STEPS}", "--set", "checkpoint.everySteps=2", *more],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [
+            *(sys.executable, "-m", "agentfly.cli", "run", "-f", "examples/quickstart/run.yaml"),
+            *("--runs", str(runs), "--name", "line"),
+            *(word for assignment in sets for word in ("--set", assignment)),
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def steps(folder: Path) -> list[int]:
@@ -45,35 +67,33 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
         time.sleep(0.2)
 
 
-def left_behind(runs: Path) -> list[str]:
-    """Processes of a run (they all name its folder or its scratch), mounts, control groups, and scratch folders."""
-    found = []
+def traces(runs: Path, cache: Path, pid: int) -> set[str]:
+    """What a runner of this pid has on this machine: processes, mounts, control groups, scratch folders."""
+    found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
+            with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(runs) in command or f"{run_dir()}/" in command:
-                found.append(f"process {entry.name}: {command[:200]}")
-    found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(run_dir()) in line]
-    found += [str(path) for path in Path("/sys/fs/cgroup").glob("**/agentfly-*")]
-    found += [str(path) for path in run_dir().iterdir()]
-    return found
+                if str(runs) in command or str(cache) in command:
+                    found.add(f"process {entry.name}: {command[:200]}")
+    found |= {line for line in Path("/proc/mounts").read_text().splitlines() if str(cache) in line}
+    found |= {str(path) for path in Path("/sys/fs/cgroup").glob(f"**/agentfly-{pid}-*")}
+    return found | {str(path) for path in cache.glob("agentfly/run/*")}
 
 
-def assert_nothing_left(runs: Path) -> None:
+def assert_gone(runs: Path, cache: Path, pid: int, only: str = "") -> None:
+    """Nothing of the runner is left; ``only`` limits it to traces that begin so."""
     deadline = time.monotonic() + GONE_S
-    while (found := left_behind(runs)) and time.monotonic() < deadline:
+    while found := {trace for trace in traces(runs, cache, pid) if trace.startswith(only)}:
+        assert time.monotonic() < deadline, found
         time.sleep(0.2)
-    assert found == []
 
 
-def test_a_run_that_is_stopped_killed_and_continued_twice_succeeds(tmp_path):
+def test_a_run_that_is_stopped_killed_and_continued_twice_succeeds(tmp_path, cache):
     folder = tmp_path / "line"
 
     # 2. asked to stop after the first step
-    process = agentfly(tmp_path)
+    process = agentfly(tmp_path, cache)
     wait_for_step(process, folder, 1)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
@@ -82,38 +102,33 @@ def test_a_run_that_is_stopped_killed_and_continued_twice_succeeds(tmp_path):
     assert status["phase"] == "Suspended"
     suspended_at = status["checkpoint"]["latestStep"]
     assert suspended_at == steps(folder)[-1]
-    assert_nothing_left(tmp_path)
+    assert_gone(tmp_path, cache, process.pid)
 
     # 3. killed in the middle of the second life
-    process = agentfly(tmp_path)
+    process = agentfly(tmp_path, cache)
     wait_for_step(process, folder, suspended_at + 2)
     process.kill()
     process.communicate(timeout=30)
-    deadline = time.monotonic() + GONE_S
-    while (found := [line for line in left_behind(tmp_path) if line.startswith("process")]) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.2)
-    assert found == []
+    assert_gone(tmp_path, cache, process.pid, only="process")
 
     # the third life goes on from the last checkpoint, and succeeds
     saved = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     assert saved >= suspended_at
-    before = len(steps(folder))
-    process = agentfly(tmp_path)
+    known = len(steps(folder))
+    process = agentfly(tmp_path, cache)
     output, _ = process.communicate(timeout=STEP_LIMIT_S)
     assert process.returncode == 0, output
-    assert steps(folder)[before:] == list(range(saved + 1, STEPS + 1))
+    assert steps(folder)[known:] == list(range(saved + 1, STEPS + 1))
     last = output.splitlines()[-1]
     assert last.startswith(f"line: Succeeded steps={STEPS} reward_first5="), output
     status = json.loads((folder / "status.json").read_text())
     assert (status["phase"], status["attempt"], status["progress"]["step"]) == ("Succeeded", 3, STEPS)
     assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert_nothing_left(tmp_path)
+    assert_gone(tmp_path, cache, process.pid)
     assert_every_rollout_is_whole(folder)
 
     # 4. finished is finished
-    process = agentfly(tmp_path)
+    process = agentfly(tmp_path, cache)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output.splitlines()[-1]) == (0, last)
 

@@ -1,0 +1,71 @@
+"""Stands where the Python of a run's environments would be, and plays the program it is asked to run.
+
+As a vLLM server it answers health and one-token requests. As the trainer it follows the scenario beside the
+run's folder: a JSON list with, for each attempt, a list of words. ``step`` writes the metrics of the next step,
+``save`` a checkpoint of it, ``suspend`` waits for the request to suspend and obeys, ``hang`` hangs, a number is
+the exit code.
+"""
+
+import json
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.answer()
+
+    def answer(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def serve(arguments: list[str]) -> None:
+    HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Server).serve_forever()
+
+
+def save(run_dir: Path, step: int) -> None:
+    (run_dir / "checkpoints" / f"global_step_{step}").mkdir(exist_ok=True)
+    (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def train(config: dict) -> int:
+    run_dir, attempt = Path(config["run_dir"]), config["attempt"]
+    tracker = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+    step = int(tracker.read_text()) if tracker.exists() else 0
+    for word in json.loads((run_dir.parent / "scenario.json").read_text())[attempt - 1]:
+        if word == "step":
+            step += 1
+            with (run_dir / "metrics.jsonl").open("a") as metrics:
+                metrics.write(json.dumps({"step": step, "reward": step / 10, "step_seconds": 0.1}) + "\n")
+            time.sleep(1.2)
+        elif word == "save":
+            save(run_dir, step)
+        elif word == "hang":
+            time.sleep(3600)
+        elif word == "suspend":
+            while not (run_dir / "control" / "suspend").exists():
+                time.sleep(0.05)
+            save(run_dir, step)
+            return 85
+        else:
+            sys.stderr.write("ValueError: as the scenario says\n")
+            return int(word)
+    return 0
+
+
+if __name__ == "__main__":
+    if "vllm.entrypoints.cli.main" in sys.argv:
+        serve(sys.argv)
+    sys.exit(train(json.loads(Path(sys.argv[-1]).read_text())))
