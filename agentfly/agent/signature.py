@@ -9,11 +9,12 @@ Guarantees:
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from agentfly.agent.apart import apart
 from agentfly.agent.threads import in_thread
 from agentfly.context import Context
 from agentfly.errors import AgentflyError
@@ -88,13 +89,13 @@ def _check_callable_by_name(parameter: inspect.Parameter, label: str, error: typ
 
 
 async def call(signature: Signature, arguments: Mapping[str, Any], ctx: Context) -> Any:
-    """Call the function by name, with ``ctx`` if it asks for it; a plain function runs in a thread."""
+    """Call the function by name, with ``ctx`` if it asks: in a task of its own, a plain one in a thread."""
     given = dict(arguments)
     if signature.takes_context:
         given[CONTEXT] = ctx
     if signature.is_async:
-        pending: Awaitable[Any] = signature.function(**given)
-        return await pending
+        pending: Coroutine[Any, Any, Any] = signature.function(**given)
+        return await apart(pending, signature.name)
     return await in_thread(partial(signature.function, **given))
 
 

@@ -7,6 +7,7 @@ Guarantees:
    are not the policy's and pass through, and so does cancellation.
 3. An unknown tool, wrong arguments and a call that cannot be read are observations and metrics.
 4. Calls of one turn run in the order in which they were written: later ones may rely on earlier ones.
+5. An observation has at most ``OBSERVATION_CHARS`` characters; what was cut off is counted in its last line.
 """
 
 import time
@@ -18,6 +19,8 @@ from agentfly.rollout.errors import is_for_the_policy
 from agentfly.rollout.play import Play
 from agentfly.rollout.trajectory import ToolCallRecord
 
+OBSERVATION_CHARS = 1 << 18
+"""More than contexts hold. A flood of text would be tokenised at the expense of every other rollout."""
 # An exception may carry a whole response body; the policy needs its first line.
 _ERROR_CHARS = 500
 
@@ -47,8 +50,7 @@ async def _run(play: Play, call: ToolCall) -> ToolResult:
         play.count("unknown_tools")
     else:
         result, error = await _guarded(play, tool, call)
-    # Text that cannot be encoded (half a surrogate pair from a file name) could not be tokenised either.
-    observation = result.observation.encode("utf-8", "replace").decode()
+    observation = _fit(result.observation)
     metrics = dict(result.metrics)
     exit_code = metrics.pop("exit_code", None)
     for name, value in metrics.items():
@@ -83,6 +85,14 @@ async def _guarded(play: Play, tool: Tool[..., Any], call: ToolCall) -> tuple[To
         line = _line(error)
         return ToolResult(line), f"exception: {line}"
     return result, "invalid_arguments" if "invalid_arguments" in result.metrics else None
+
+
+def _fit(text: str) -> str:
+    """Text that can be tokenised, in a reasonable time."""
+    if (beyond := len(text) - OBSERVATION_CHARS) > 0:
+        text = f"{text[:OBSERVATION_CHARS]}\n[{beyond} more characters were dropped]"
+    # Half a surrogate pair, from the name of a file, has no encoding.
+    return text.encode("utf-8", "replace").decode()
 
 
 def _line(error: BaseException) -> str:
