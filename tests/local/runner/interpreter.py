@@ -1,9 +1,9 @@
 """Stands where the Python of a run's environments would be, and plays the program it is asked to run.
 
 As a vLLM server it answers health and one-token requests. As the trainer it follows the scenario beside the
-run's folder: a JSON list with, for each attempt, a list of words. ``step`` writes the metrics of the next step,
-``save`` a checkpoint of it, ``suspend`` waits for the request to suspend and obeys, ``hang`` hangs, a number is
-the exit code.
+run's folder: a JSON list with, for each attempt, a list of words. ``step`` writes the metrics of the next
+step, ``save`` a checkpoint of it, ``suspend`` waits for the request to suspend and obeys, ``hang`` hangs, a
+number is the exit code.
 """
 
 import json
