@@ -8,11 +8,10 @@ Guarantees:
 
 from collections.abc import Sequence
 
-from agentfly.errors import AgentflyError
 from agentfly.models import ModelUnavailable, Sampled, Sampling, TokenModel
 
 
-class StaleWeights(AgentflyError):
+class StaleWeights(ModelUnavailable):
     """A server answers with weights that the trainer did not give it."""
 
 
@@ -36,5 +35,5 @@ class PinnedModel:
                 f"model {self._name}: answered with weights {sampled.weight_version!r}, not {wanted}",
                 hints=["the server was restarted and has its initial weights: start the trainer again"],
             )
-            raise ModelUnavailable(str(self.stale))
+            raise self.stale
         return sampled

@@ -23,27 +23,22 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, poll_interval=_POLL_S, **kwargs)
 
-    def _materialize_batch(
-        self, partition_id: str, selected: list[str], snapshot: dict[str, dict[str, Any]]
-    ) -> Any:
-        raised = self.failure_keys[partition_id] & set(selected)
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
+        """The groups of the step and the rows that verl may take from them."""
+        raised = self.failure_keys[partition_id]
         if raised:
-            # Whatever goes wrong with a rollout is an outcome; an exception is a fault of ours or of the
-            # weights.
-            raise RuntimeError(
-                f"{len(raised)} of {len(selected)} groups raised an exception, see the log above"
-            )
+            # What goes wrong with a rollout is an outcome; an exception is our fault, or stale weights.
+            raise RuntimeError(f"{len(raised)} groups raised an exception, the log above has it")
+        selected, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
         if partition_id == "train":
-            mine = [key for key in snapshot if key.split("_", 1)[0] in set(selected)]
-            kept, dropped = split_groups(mine)
+            chosen = set(selected)
+            kept, dropped = split_groups(key for key in rows if key.split("_", 1)[0] in chosen)
             if not kept:
-                raise RuntimeError(
-                    "no group of this step has two scored rollouts: there is nothing to learn from"
-                )
+                raise RuntimeError("no group of this step has two scored rollouts: nothing to learn from")
             if dropped:
-                logger.warning(
-                    "%d rows dropped: their groups have fewer than two scored rollouts", len(dropped)
-                )
+                logger.warning("%d rows dropped: no second scored rollout in their groups", len(dropped))
                 transfer_queue.kv_clear(partition_id=partition_id, keys=dropped)
-            snapshot = {key: snapshot[key] for key in kept}
-        return super()._materialize_batch(partition_id, selected, snapshot)
+            rows = {key: rows[key] for key in kept}
+        return selected, rows, steps

@@ -31,8 +31,9 @@ async def test_an_answer_by_the_steps_weights_passes() -> None:
 @pytest.mark.parametrize("version", ["default", "2", "5", None])
 async def test_an_answer_by_other_weights_is_withheld_and_remembered(version: str | None) -> None:
     model = PinnedModel(Server(version), "http://m", frozenset({"3", "4"}))
-    with pytest.raises(ModelUnavailable):
+    with pytest.raises(StaleWeights) as caught:
         await ask(model)
-    assert isinstance(model.stale, StaleWeights)
+    assert caught.value is model.stale
+    assert isinstance(model.stale, ModelUnavailable)
     assert str(model.stale) == f"model http://m: answered with weights {version!r}, not 3 or 4"
     assert "start the trainer again" in model.stale.hints[0]
