@@ -1,0 +1,1 @@
+"""What agentfly costs on this machine, as ratios of one run: ``python -m tests.bench``."""

@@ -1,0 +1,107 @@
+"""Measures everything in one run, prints it, and writes docs/benchmarks.md.
+
+python -m tests.bench [--output FILE]
+"""
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentfly.api import ResourcePool
+from agentfly.broker.client import BrokerClient
+from agentfly.local.paths import run_dir
+from agentfly.local.plane import data_plane
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.sandbox.binary import find_sandboxd
+from tests.bench import acquire, rollouts, sandboxes
+from tests.bench.machine import facts
+from tests.bench.report import Section, render
+from tests.bench.scripted import load
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+MEMBERS = 16
+ALL_S = 300.0
+WARM_S = 30.0
+
+logger = logging.getLogger("tests.bench")
+
+
+async def bench() -> list[Section]:
+    """Every section, in the order of the page."""
+    async with asyncio.timeout(ALL_S):
+        async with (
+            single() as runner,
+            data_plane(
+                [_pool()], logs_in=run_dir(), inference_python=Path(sys.executable), start_timeout_s=WARM_S
+            ) as plane,
+            BrokerClient(plane.broker) as broker,
+        ):
+            _say("starts and resets")
+            lives = await sandboxes.lives(runner)
+            _say("commands")
+            execs = await sandboxes.execs(runner)
+            _say("warm acquires and hand-overs")
+            warm = await acquire.measure(plane.engine, broker, lambda: sandboxes.start(runner))
+            _say("rollouts")
+            played = await rollouts.measure(load(), plane.engine, MEMBERS)
+    return [warm, sandboxes.lives_section(lives), sandboxes.execs_section(execs), played]
+
+
+@asynccontextmanager
+async def single() -> AsyncIterator[BubblewrapRunner]:
+    """A runner without an engine."""
+    runner = BubblewrapRunner(run_dir() / secrets.token_hex(4), find_sandboxd())
+    if (reason := await asyncio.to_thread(runner.check)) is not None:
+        raise SystemExit(reason)
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+def _pool() -> ResourcePool:
+    return ResourcePool.model_validate(
+        {
+            "apiVersion": "agentfly.dev/v1alpha1",
+            "kind": "ResourcePool",
+            "metadata": {"name": acquire.POOL},
+            "spec": {
+                "type": "Container",
+                "container": {"image": "host"},
+                "capacity": {"min": MEMBERS, "max": MEMBERS},
+            },
+        }
+    )
+
+
+def _say(what: str) -> None:
+    logger.info("%5.1f s  %s", time.perf_counter() - _BEGAN, what)
+
+
+_BEGAN = time.perf_counter()
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="tests.bench", description="what agentfly costs on this machine")
+    parser.add_argument("--output", type=Path, default=PAGE, help="where the page goes")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logger.setLevel(logging.INFO)
+    described = facts()
+    sections = asyncio.run(bench())
+    _say("done")
+    page = render(sections, described)
+    sys.stdout.write(page)
+    arguments.output.parent.mkdir(exist_ok=True)
+    arguments.output.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""How the figures are written: ratios first, absolute figures second, then their limits.
+
+Guarantees:
+1. Every table says what was measured and what it is compared with.
+2. Nothing in the page names a machine, a user or a folder.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.bench.stats import Series, Spread
+
+LIMITS = (
+    "All figures come from one run on the machine above, whose processor cores are shared with other work: "
+    "absolute figures move with it by tens of percent and more, and a 99th percentile of a few hundred "
+    "samples is little more than their slowest ones. Ratios are steadier, because both sides alternate "
+    "within each repeat and the ratio is formed there; their range shows what noise is left, and the rows that "
+    "compare a thing with itself show what a ratio of 1 looks like here. Client, broker and engine share one "
+    "process in this run, as they do not in production, so figures through the broker are upper bounds. In "
+    "the rollouts, both loops get the same latencies, those of a server that was answering 16 rollouts: a "
+    "real server would answer the last rollouts of a batch somewhat faster, so the lockstep loop would lose "
+    "somewhat less than shown."
+)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One comparison."""
+
+    measured: str
+    against: str
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class Table:
+    """Absolute figures; ``text`` says what is measured, how, and on how many samples."""
+
+    title: str
+    text: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one part of the bench found."""
+
+    title: str
+    text: str
+    ratios: Sequence[Ratio]
+    tables: Sequence[Table]
+
+
+def render(sections: Sequence[Section], facts: Sequence[tuple[str, str]]) -> str:
+    """The whole page as Markdown; ``facts`` describe the machine and the run."""
+    lines = ["# Benchmarks", "", "Written by `make bench`; every figure is measured, none is edited.", ""]
+    lines += [f"- {name}: {value}" for name, value in facts]
+    lines += ["", "## Ratios", "", "The median over the repeats, and their range."]
+    for section in sections:
+        rows = [_ratio_row(each) for each in section.ratios]
+        lines += ["", f"### {section.title}", "", section.text, ""]
+        lines += _grid(["Measured", "Compared with", "Ratio", "Range", "Repeats"], rows)
+    lines += ["", "## Absolute figures"]
+    for section in sections:
+        for table in section.tables:
+            lines += ["", f"### {table.title}", "", table.text, "", *_grid(table.columns, table.rows)]
+    return "\n".join([*lines, "", "## Limits", "", LIMITS, ""])
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits."""
+    return _digits(1000 * seconds)
+
+
+def percentiles(series: Series) -> list[str]:
+    """The cells of a row: p50, p99, and the number of samples."""
+    return [milliseconds(series.percentile(50)), milliseconds(series.percentile(99)), str(len(series))]
+
+
+def _ratio_row(ratio: Ratio) -> list[str]:
+    found = ratio.spread
+    extent = f"{_digits(found.low)} - {_digits(found.high)}"
+    return [ratio.measured, ratio.against, f"**{_digits(found.middle)}**", extent, str(found.repeats)]
+
+
+def _digits(value: float) -> str:
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]

@@ -1,0 +1,187 @@
+"""One sandbox at a time: start, reset, and what a command costs in it.
+
+A clean reset is that of a lease that wrote to its scratch folders, as nearly all do; a dirty one that of a
+lease that wrote to the root file system, which cannot be verified clean and takes a fresh start. Commands in
+the sandbox alternate with the same commands forked by this process.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.spec import ContainerSpec
+from agentfly.sandbox import SandboxClient
+from tests.bench.report import Ratio, Section, Table, percentiles
+from tests.bench.stats import Series, ratio
+
+TOKEN = "bench-token"
+TTL_S = 120.0
+REPEATS = 5
+STARTS = 6  # for each repeat
+EXECS = 40  # of each kind, for each repeat
+BARE_S = 10.0
+COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("/bin/true", ("/bin/true",)),
+    ("sh -c 'echo hi'", ("sh", "-c", "echo hi")),
+)
+
+
+@dataclass
+class Lives:
+    """What starts and resets took."""
+
+    start: Series = field(default_factory=Series)
+    clean: Series = field(default_factory=Series)
+    dirty: Series = field(default_factory=Series)
+
+
+async def lives(runner: BubblewrapRunner) -> Lives:
+    """Start sandboxes one after another; reset each twice, clean and dirty; stop it."""
+    found = Lives()
+    await _life(runner)  # warm-up: the first start also copies what all share
+    for _ in range(REPEATS):
+        samples = [await _life(runner) for _ in range(STARTS)]
+        for series, of_one in zip(
+            (found.start, found.clean, found.dirty), zip(*samples, strict=True), strict=True
+        ):
+            series.add(of_one)
+    return found
+
+
+async def start(runner: BubblewrapRunner) -> float:
+    """Start a sandbox and stop it; returns the seconds of the start."""
+    began = time.perf_counter()
+    member = await runner.start(ContainerSpec(), "bench")
+    seconds = time.perf_counter() - began
+    await runner.stop(member)
+    return seconds
+
+
+async def _life(runner: BubblewrapRunner) -> tuple[float, float, float]:
+    began = time.perf_counter()
+    member = await runner.start(ContainerSpec(), "bench")
+    started = time.perf_counter() - began
+    try:
+        same, clean = await _reset(runner, member, "echo something > file")
+        fresh, dirty = await _reset(runner, same, "echo something > /usr/file")
+    finally:
+        await runner.stop(member)  # idempotent: after a dirty reset this one has ended already
+    await runner.stop(fresh)
+    if same.handle is not member.handle or fresh.handle is member.handle:
+        raise RuntimeError("reset: took another way than the one that is measured")
+    return started, clean, dirty
+
+
+async def _reset(runner: BubblewrapRunner, member: Member, command: str) -> tuple[Member, float]:
+    await runner.lease(member, "bench", 0, TOKEN, TTL_S)
+    async with SandboxClient(member.address, TOKEN) as client:
+        await client.exec(command)
+    began = time.perf_counter()
+    after = await runner.reset(member)
+    seconds = time.perf_counter() - began
+    if after is None:
+        raise RuntimeError("reset: the member was condemned")
+    return after, seconds
+
+
+def lives_section(found: Lives) -> Section:
+    """Starts and resets as the page shows them."""
+    ratios = [
+        Ratio("verified reset, clean", "start of a sandbox", ratio(found.clean, found.start)),
+        Ratio("reset of a dirty sandbox, by a fresh start", "start", ratio(found.dirty, found.start)),
+    ]
+    rows = [
+        ["start", *percentiles(found.start)],
+        ["reset, clean", *percentiles(found.clean)],
+        ["reset, dirty", *percentiles(found.dirty)],
+    ]
+    text = (
+        "One bubblewrap sandbox at a time, without the engine. *Start*: until its daemon answers. *Clean "
+        "reset*: a lease ran a command and wrote to its scratch folder; its processes and files are removed "
+        "and the sandbox is verified pristine. *Dirty reset*: the lease wrote to the root file system; the "
+        "sandbox is ended and another started in its place."
+    )
+    table = Table("Start and reset", "Milliseconds.", ["", "p50 ms", "p99 ms", "samples"], rows)
+    return Section("Start and reset of a sandbox", text, ratios, [table])
+
+
+@dataclass
+class Execs:
+    """What one command took: forked here, forked here again, through the sandbox, and inside of it alone."""
+
+    bare: Series = field(default_factory=Series)
+    again: Series = field(default_factory=Series)
+    boxed: Series = field(default_factory=Series)
+    inside: Series = field(default_factory=Series)
+
+
+async def execs(runner: BubblewrapRunner) -> dict[str, Execs]:
+    """Run each command in one leased sandbox and bare, alternating command by command."""
+    found = {name: Execs() for name, _ in COMMANDS}
+    member = await runner.start(ContainerSpec(), "bench")
+    try:
+        await runner.lease(member, "bench", 0, TOKEN, TTL_S)
+        async with SandboxClient(member.address, TOKEN) as client:
+            for repeat in range(REPEATS + 1):
+                for name, argv in COMMANDS:
+                    samples = [await _execs(client, argv) for _ in range(EXECS if repeat else 5)]
+                    if repeat:  # the first one is the warm-up
+                        _add(found[name], samples)
+    finally:
+        await runner.stop(member)
+    return found
+
+
+async def _execs(client: SandboxClient, argv: Sequence[str]) -> tuple[float, float, float, float]:
+    bare = await _bare(argv)
+    began = time.perf_counter()
+    result = await client.exec(argv)
+    boxed = time.perf_counter() - began
+    if result.exit_code != 0:
+        raise RuntimeError(f"{argv[0]}: exit code {result.exit_code} in the sandbox: {result.text}")
+    return bare, await _bare(argv), boxed, result.wall_s
+
+
+def _add(found: Execs, samples: Sequence[tuple[float, float, float, float]]) -> None:
+    kinds = (found.bare, found.again, found.boxed, found.inside)
+    for series, of_one in zip(kinds, zip(*samples, strict=True), strict=True):
+        series.add(of_one)
+
+
+async def _bare(argv: Sequence[str]) -> float:
+    began = time.perf_counter()
+    async with asyncio.timeout(BARE_S):
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        await process.communicate()
+    return time.perf_counter() - began
+
+
+def execs_section(found: dict[str, Execs]) -> Section:
+    """Commands as the page shows them."""
+    ratios, rows = [], []
+    for name, each in found.items():
+        against = f"`{name}` forked by asyncio, no sandbox"
+        ratios.append(Ratio(f"`{name}` through sandboxd", against, ratio(each.boxed, each.bare)))
+        ratios.append(Ratio(f"noise: `{name}` forked by asyncio", against, ratio(each.again, each.bare)))
+        rows += [
+            [f"`{name}`", "asyncio, no sandbox", *percentiles(each.bare)],
+            [f"`{name}`", "through sandboxd", *percentiles(each.boxed)],
+            [f"`{name}`", "of this, in the daemon", *percentiles(each.inside)],
+        ]
+    text = (
+        "`SandboxClient.exec` (a request over a unix socket, the daemon's fork and exec in the sandbox, the "
+        "answer) against `asyncio.create_subprocess_exec` and `communicate` of the same arguments in this "
+        "process, alternating command by command."
+    )
+    table = Table(
+        "Commands",
+        "Milliseconds from the call to the result; *in the daemon* is the wall time that it reports.",
+        ["Command", "", "p50 ms", "p99 ms", "samples"],
+        rows,
+    )
+    return Section("Commands in a sandbox", text, ratios, [table])
