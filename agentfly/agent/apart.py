@@ -2,7 +2,8 @@
 
 Guarantees:
 1. A caller that is cancelled or timed out goes on within ``GRACE_S``, also when the coroutine swallows its
-   cancellation; a coroutine that does is closed and never resumed again.
+   cancellation; a coroutine that does is closed and never resumed again. (Of one that refuses even that,
+   Python tells on standard error.)
 2. Until then it may clean up: its ``finally`` blocks run, and may await.
 3. A cancellation of the coroutine's own (it awaited what somebody else had cancelled) is an ordinary
    exception, not the caller's cancellation. ``SystemExit`` reaches the caller, and not the event loop.
@@ -21,9 +22,9 @@ GRACE_S = 1.0
 """Closing a connection takes milliseconds; what takes longer than this refuses to end."""
 
 
-async def apart(coroutine: Coroutine[Any, Any, T], name: str) -> T:
+async def apart(function: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
     """The coroutine's result or exception, from a task of its own. ``name`` is for the log."""
-    driven = _Driven(coroutine)
+    driven = _Driven(function)
     task = asyncio.create_task(driven.run(), name=f"agentfly-call {name}")
     try:
         await asyncio.wait({task})
@@ -42,8 +43,8 @@ async def apart(coroutine: Coroutine[Any, Any, T], name: str) -> T:
 class _Driven(Generic[T]):
     """Stands between a task and a coroutine, so that the task can end without it."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
+    def __init__(self, function: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._function = function
         self.closing = False
 
     async def run(self) -> Callable[[], T]:
@@ -58,7 +59,8 @@ class _Driven(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         # What `yield from` does, with a way out that the coroutine cannot refuse.
-        resume: Callable[[Any], Any] = self._coroutine.send
+        coroutine = self._function()
+        resume: Callable[[Any], Any] = coroutine.send
         given: Any = None
         while True:
             try:
@@ -68,13 +70,17 @@ class _Driven(Generic[T]):
                 return result
             try:
                 given = yield waits_for
-                resume = self._coroutine.send
+                resume = coroutine.send
             except BaseException as error:
                 if self.closing:
-                    with contextlib.suppress(RuntimeError):  # it refuses even that
-                        self._coroutine.close()
-                    raise
-                given, resume = error, self._coroutine.throw
+                    break
+                given, resume = error, coroutine.throw
+        with contextlib.suppress(RuntimeError):  # it refuses even that
+            coroutine.close()
+        # The last references: Python finalises the coroutine here, where there is a loop. Elsewhere each of
+        # its awaits would fail at once, and one that swallows every exception would go round for ever.
+        del resume, coroutine
+        raise asyncio.CancelledError
 
 
 def _raising(error: BaseException, cause: BaseException | None) -> Callable[[], NoReturn]:

@@ -9,7 +9,7 @@ Guarantees:
 
 import inspect
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,10 +93,8 @@ async def call(signature: Signature, arguments: Mapping[str, Any], ctx: Context)
     given = dict(arguments)
     if signature.takes_context:
         given[CONTEXT] = ctx
-    if signature.is_async:
-        pending: Coroutine[Any, Any, Any] = signature.function(**given)
-        return await apart(pending, signature.name)
-    return await in_thread(partial(signature.function, **given))
+    function = partial(signature.function, **given)
+    return await (apart(function, signature.name) if signature.is_async else in_thread(function))
 
 
 def from_row(signature: Signature, row: Mapping[str, Any]) -> dict[str, Any]:
