@@ -14,12 +14,17 @@ LIMITS = (
     "All figures come from one run on the machine above, whose processor cores are shared with other work: "
     "absolute figures move with it by tens of percent and more, and a 99th percentile of a few hundred "
     "samples is little more than their slowest ones. Ratios are steadier, because both sides alternate "
-    "within each repeat and the ratio is formed there; their range shows what noise is left, and the rows that "
-    "compare a thing with itself show what a ratio of 1 looks like here. Client, broker and engine share one "
-    "process in this run, as they do not in production, so figures through the broker are upper bounds. In "
-    "the rollouts, both loops get the same latencies, those of a server that was answering 16 rollouts: a "
-    "real server would answer the last rollouts of a batch somewhat faster, so the lockstep loop would lose "
-    "somewhat less than shown."
+    "within each repeat and the ratio is formed there; their range shows what noise is left, and the rows "
+    "that compare a thing with itself show what a ratio of 1 looks like here. Client, broker and engine "
+    "share one process in this run, as they do not in production, so figures through the broker are upper "
+    "bounds. In the rollouts, both loops get the same latencies, those of a server that was answering 16 "
+    "rollouts: a real server would answer the last rollouts of a batch somewhat faster, so the lockstep loop "
+    "would lose somewhat less than shown; and how much it loses depends on how long the tail is."
+)
+
+RATIOS = (
+    "What was measured over what it is compared with: of seconds, or of rollouts per second where it says "
+    "throughput. The median over the repeats, and their range."
 )
 
 
@@ -56,7 +61,7 @@ def render(sections: Sequence[Section], facts: Sequence[tuple[str, str]]) -> str
     """The whole page as Markdown; ``facts`` describe the machine and the run."""
     lines = ["# Benchmarks", "", "Written by `make bench`; every figure is measured, none is edited.", ""]
     lines += [f"- {name}: {value}" for name, value in facts]
-    lines += ["", "## Ratios", "", "The median over the repeats, and their range."]
+    lines += ["", "## Ratios", "", RATIOS]
     for section in sections:
         rows = [_ratio_row(each) for each in section.ratios]
         lines += ["", f"### {section.title}", "", section.text, ""]

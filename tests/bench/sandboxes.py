@@ -6,6 +6,7 @@ the sandbox alternate with the same commands forked by this process.
 """
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -110,12 +111,19 @@ def lives_section(found: Lives) -> Section:
 
 @dataclass
 class Execs:
-    """What one command took: forked here, forked here again, through the sandbox, and inside of it alone."""
+    """What one command took, in the order in which each round takes it."""
 
-    bare: Series = field(default_factory=Series)
-    again: Series = field(default_factory=Series)
+    forked: Series = field(default_factory=Series)
+    blocking: Series = field(default_factory=Series)
     boxed: Series = field(default_factory=Series)
     inside: Series = field(default_factory=Series)
+    again: Series = field(default_factory=Series)
+
+    def add(self, rounds: Sequence[Sequence[float]]) -> None:
+        """Add the rounds of one repeat."""
+        kinds = (self.forked, self.blocking, self.boxed, self.inside, self.again)
+        for series, samples in zip(kinds, zip(*rounds, strict=True), strict=True):
+            series.add(samples)
 
 
 async def execs(runner: BubblewrapRunner) -> dict[str, Execs]:
@@ -127,31 +135,32 @@ async def execs(runner: BubblewrapRunner) -> dict[str, Execs]:
         async with SandboxClient(member.address, TOKEN) as client:
             for repeat in range(REPEATS + 1):
                 for name, argv in COMMANDS:
-                    samples = [await _execs(client, argv) for _ in range(EXECS if repeat else 5)]
+                    samples = [await _round(client, argv) for _ in range(EXECS if repeat else 5)]
                     if repeat:  # the first one is the warm-up
-                        _add(found[name], samples)
+                        found[name].add(samples)
     finally:
         await runner.stop(member)
     return found
 
 
-async def _execs(client: SandboxClient, argv: Sequence[str]) -> tuple[float, float, float, float]:
-    bare = await _bare(argv)
+async def _round(client: SandboxClient, argv: Sequence[str]) -> tuple[float, ...]:
+    forked = await _forked(argv)
+    blocking = _blocking(argv)
     began = time.perf_counter()
     result = await client.exec(argv)
     boxed = time.perf_counter() - began
     if result.exit_code != 0:
         raise RuntimeError(f"{argv[0]}: exit code {result.exit_code} in the sandbox: {result.text}")
-    return bare, await _bare(argv), boxed, result.wall_s
+    return forked, blocking, boxed, result.wall_s, await _forked(argv)
 
 
-def _add(found: Execs, samples: Sequence[tuple[float, float, float, float]]) -> None:
-    kinds = (found.bare, found.again, found.boxed, found.inside)
-    for series, of_one in zip(kinds, zip(*samples, strict=True), strict=True):
-        series.add(of_one)
+def _blocking(argv: Sequence[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(argv, capture_output=True, timeout=BARE_S, check=True)
+    return time.perf_counter() - began
 
 
-async def _bare(argv: Sequence[str]) -> float:
+async def _forked(argv: Sequence[str]) -> float:
     began = time.perf_counter()
     async with asyncio.timeout(BARE_S):
         process = await asyncio.create_subprocess_exec(
@@ -165,18 +174,23 @@ def execs_section(found: dict[str, Execs]) -> Section:
     """Commands as the page shows them."""
     ratios, rows = [], []
     for name, each in found.items():
-        against = f"`{name}` forked by asyncio, no sandbox"
-        ratios.append(Ratio(f"`{name}` through sandboxd", against, ratio(each.boxed, each.bare)))
-        ratios.append(Ratio(f"noise: `{name}` forked by asyncio", against, ratio(each.again, each.bare)))
+        what = f"`{name}` through sandboxd"
+        ratios += [
+            Ratio(what, "`subprocess.run`, no sandbox", ratio(each.boxed, each.blocking)),
+            Ratio(what, "`asyncio.create_subprocess_exec`, no sandbox", ratio(each.boxed, each.forked)),
+            Ratio(f"noise: asyncio, `{name}`", "itself, a moment later", ratio(each.forked, each.again)),
+        ]
         rows += [
-            [f"`{name}`", "asyncio, no sandbox", *percentiles(each.bare)],
+            [f"`{name}`", "subprocess.run, no sandbox", *percentiles(each.blocking)],
+            [f"`{name}`", "asyncio, no sandbox", *percentiles(each.forked)],
             [f"`{name}`", "through sandboxd", *percentiles(each.boxed)],
             [f"`{name}`", "of this, in the daemon", *percentiles(each.inside)],
         ]
     text = (
         "`SandboxClient.exec` (a request over a unix socket, the daemon's fork and exec in the sandbox, the "
-        "answer) against `asyncio.create_subprocess_exec` and `communicate` of the same arguments in this "
-        "process, alternating command by command."
+        "answer) against the same arguments forked by this process with captured output, alternating "
+        "command by command: by `subprocess.run`, which blocks the event loop and is the least that Python "
+        "needs, and by `asyncio.create_subprocess_exec`, which does not block."
     )
     table = Table(
         "Commands",
