@@ -7,6 +7,7 @@ next batch begins when the last rollout of this one has ended.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -68,18 +69,24 @@ class LockstepModel:
 
 
 class Players:
-    """Both loops over the first ``groups`` rows of the recording."""
+    """Both loops over the same recorded rollouts, in the same order."""
 
-    def __init__(self, recording: Recording, resources: Resources, width: int, groups: int) -> None:
-        self._recording = recording
-        self._rows: Sequence[dict[str, Any]] = recording.rows[:groups]
+    def __init__(
+        self,
+        recording: Recording,
+        resources: Resources,
+        width: int,
+        latencies: Latencies,
+        order: Sequence[str],
+    ) -> None:
+        self._script = (recording, latencies, order)
+        self._rows = [recording.rows[int(key.partition("-")[0])] for key in order]
         self._resources = resources
         self._width = width
         self._agent: Agent = load("agent.py:agent", EXAMPLE)
         self._tokenizer = RecordedTokenizer(recording)
-        self.total = len(self._rows) * recording.group_size
 
-    async def free(self, latencies: Latencies) -> float:
+    async def free(self) -> float:
         """Completed rollouts per second of ``agentfly.rollout.rollout``."""
         sink = Kept()
         began = time.perf_counter()
@@ -87,38 +94,36 @@ class Players:
             await rollout(
                 self._agent,
                 self._rows,
-                model=ScriptedModel(self._recording, latencies),
+                model=ScriptedModel(*self._script),
                 tokenizer=self._tokenizer,
                 resources=self._resources,
                 strategy=STRATEGY,
                 sink=sink,
                 deadlines=DEADLINES,
                 sampling=Sampling(),
-                group_size=self._recording.group_size,
                 concurrency=self._width,
                 name=NAME,
             )
         return self._rate(sink, time.perf_counter() - began)
 
-    async def lockstep(self, latencies: Latencies) -> float:
+    async def lockstep(self) -> float:
         """Completed rollouts per second with a barrier at every turn."""
-        size = self._recording.group_size
-        plans = plan_rollouts(self._agent, self._rows, group_size=size, name=NAME)
+        plans = plan_rollouts(self._agent, self._rows, group_size=1, name=NAME)
         sink = Kept()
         began = time.perf_counter()
         async with asyncio.timeout(SIDE_S):
             for start in range(0, len(plans), self._width):
-                await self._batch(plans[start : start + self._width], latencies, sink)
+                await self._batch(plans[start : start + self._width], sink)
         return self._rate(sink, time.perf_counter() - began)
 
     def _rate(self, sink: Kept, seconds: float) -> float:
-        if sink.completed() != self.total:
-            raise RuntimeError(f"rollouts: {sink.completed()} of {self.total} were played to their end")
+        if sink.completed() != len(self._rows):
+            raise RuntimeError(f"rollouts: {sink.completed()} of {len(self._rows)} were played to their end")
         return sink.completed() / seconds
 
-    async def _batch(self, plans: Sequence[Any], latencies: Latencies, sink: Kept) -> None:
+    async def _batch(self, plans: Sequence[Any], sink: Kept) -> None:
         barrier = TurnBarrier(len(plans))
-        model = LockstepModel(ScriptedModel(self._recording, latencies), barrier)
+        model = LockstepModel(ScriptedModel(*self._script), barrier)
 
         async def play(row: dict[str, Any], group_id: str, rollout_id: str) -> None:
             try:
@@ -145,27 +150,30 @@ class Players:
 
 async def measure(recording: Recording, resources: Resources, width: int) -> Section:
     """Both loops, alternating: one batch alone, and several in a row, on both sets of latencies."""
-    one = Players(recording, resources, width, groups=width // recording.group_size)
-    many = Players(recording, resources, width, groups=len(recording.rows))
-    await one.free("recorded")  # warm-up
     ratios, rows = [], []
-    cases: list[tuple[Players, Latencies, int]] = [
-        (many, "recorded", 5),
-        (one, "recorded", 5),
-        (many, "long", 2),
-        (one, "long", 3),
-    ]
-    for players, latencies, repeats in cases:
-        free, lockstep = Series(), Series()
-        for _ in range(repeats):
-            free.add([await players.free(latencies)])
-            lockstep.add([await players.lockstep(latencies)])
-        what = f"{players.total} rollouts on {width} sandboxes, {_NAMES[latencies]}"
-        ratios.append(
-            Ratio(f"throughput of the async loop: {what}", "lockstep loop on the same", ratio(free, lockstep))
-        )
-        rows.append([what, f"{free.percentile(50):.2f}", f"{lockstep.percentile(50):.2f}", str(repeats)])
+    everything = len(recording.turns)
+    await Players(recording, resources, width, "recorded", shuffled(recording, 0)).free()  # warm-up
+    cases: list[tuple[Latencies, int]] = [("recorded", 5), ("long", 3)]
+    for latencies, repeats in cases:
+        for count in (everything, width):
+            free, lockstep = Series(), Series()
+            for seed in range(repeats):
+                order = shuffled(recording, seed)[:count]
+                players = Players(recording, resources, width, latencies, order)
+                free.add([await players.free()])
+                lockstep.add([await players.lockstep()])
+            what = f"{count} rollouts on {width} sandboxes, {_NAMES[latencies]}"
+            measured = f"throughput of the async loop: {what}"
+            ratios.append(Ratio(measured, "lockstep loop on the same", ratio(free, lockstep)))
+            rows.append([what, f"{free.percentile(50):.2f}", f"{lockstep.percentile(50):.2f}", str(repeats)])
     return Section("Rollout throughput", _text(recording), ratios, [_table(rows), _latencies(recording)])
+
+
+def shuffled(recording: Recording, seed: int) -> list[str]:
+    """The keys of all recorded rollouts: who shares a batch with whom must not be one lucky draw."""
+    keys = sorted(recording.turns)
+    random.Random(seed).shuffle(keys)
+    return keys
 
 
 _NAMES: dict[Latencies, str] = {"recorded": "latencies as recorded", "long": "long-tailed latencies"}
@@ -176,7 +184,8 @@ def _text(recording: Recording) -> str:
         "Completed trajectories per second of `agentfly.rollout.rollout`, with real sandboxes and a model "
         "that gives recorded answers after recorded latencies, over those of a loop with a barrier over the "
         "whole batch at every turn, as frameworks have that generate for a batch at a time. Both play the "
-        "same rollouts with the same code; only the waiting differs. With one batch the gain is from the "
+        "same rollouts in the same order with the same code; only the waiting differs. Each repeat has an "
+        "order of its own, drawn at random. With one batch the gain is from the "
         "barrier alone; with several, also from starting the next rollout as soon as one ends. The "
         f"latencies: {recording.about}"
     )

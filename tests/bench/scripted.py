@@ -64,18 +64,23 @@ def place_of(request_id: str) -> tuple[str, int]:
 
 
 class ScriptedModel:
-    """A ``TokenModel`` that sleeps for the recorded latency and gives the recorded answer."""
+    """A ``TokenModel`` that sleeps for the recorded latency and gives the recorded answer.
 
-    def __init__(self, recording: Recording, latencies: Latencies) -> None:
+    ``order`` has the keys of the recorded rollouts that the rows are played as, one rollout for each row.
+    """
+
+    def __init__(self, recording: Recording, latencies: Latencies, order: Sequence[str]) -> None:
         self._recording = recording
+        self._order = order
         self._long = latencies == "long"
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
     ) -> Sampled:
         """See ``TokenModel.generate``."""
-        key, number = place_of(request_id)
-        turn = self._recording.turns[key][number]
+        place, number = place_of(request_id)
+        row, _, _ = place.partition("-")
+        turn = self._recording.turns[self._order[int(row)]][number]
         async with asyncio.timeout(deadline):
             await asyncio.sleep(turn.long_seconds if self._long else turn.seconds)
         return Sampled(list(turn.ids), [0.0] * len(turn.ids), turn.finish, None)

@@ -10,7 +10,7 @@ from agentfly.models import Sampled, Sampling
 from agentfly.rollout import TokenLedger
 from tests.bench.barrier import TurnBarrier
 from tests.bench.record import drawn_tokens
-from tests.bench.rollouts import LockstepModel
+from tests.bench.rollouts import LockstepModel, shuffled
 from tests.bench.scripted import RecordedTokenizer, Recording, ScriptedModel, Turn, load, place_of
 
 
@@ -41,9 +41,10 @@ def test_a_request_is_that_of_a_turn_of_a_rollout() -> None:
 
 
 async def test_an_answer_depends_on_rollout_and_turn_alone() -> None:
-    model = ScriptedModel(small(r0_0=[answer([1, 2]), answer([3, 2])]), "recorded")
+    recorded = small(r0_0=[answer([5, 2])], r0_1=[answer([1, 2]), answer([3, 2])])
+    model = ScriptedModel(recorded, "recorded", ["0-0", "0-1"])
     for _ in range(2):
-        sampled = await model.generate([9], Sampling(), request_id="x-0-h-0.0.n.2.0", deadline=1)
+        sampled = await model.generate([9], Sampling(), request_id="x-1-h-0.0.n.2.0", deadline=1)
         assert sampled == Sampled([3, 2], [0.0, 0.0], "stop", None)
 
 
@@ -118,3 +119,9 @@ async def test_lockstep_callers_get_their_answers_when_the_slowest_has_its_own()
     assert not calls[0].done()
     gate.set()
     await asyncio.gather(*calls)
+
+
+def test_an_order_has_every_rollout_once_and_follows_from_its_seed(recording: Recording) -> None:
+    orders = [shuffled(recording, seed) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert all(sorted(order) == sorted(recording.turns) for order in orders)
