@@ -153,12 +153,13 @@ def _crds(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from agentfly.local.doctor import examine
 
     findings = examine()
-    table = Table("part", "", "found", "needed for")
+    # A path is of use as a whole only.
+    table = Table(Column("part", overflow="fold"), "", Column("found", overflow="fold"), "needed for")
     for finding in findings:
         colour = {"ok": "green", "missing": "red", "optional": "yellow"}[finding.state]
         table.add_row(finding.part, f"[{colour}]{finding.state}[/]", finding.detail, finding.needed)

@@ -7,13 +7,15 @@ Guarantees:
    module that failed does not stay.
 3. A file may import what stands beside it, as a script may.
 4. What is wrong is told apart: the form, the file or module, the name in it, or an exception while it ran,
-   with the exception's type, text and place.
+   with the exception's type, first line and place. An `AgentflyError` keeps its own words and remedies, with
+   the line outside agentfly that led to it.
 """
 
 import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -101,8 +103,11 @@ def _raised(reference: str, error: BaseException) -> ReferenceFailed:
     if isinstance(error, SyntaxError) and error.filename:
         place, text = f"{error.filename}:{error.lineno}", error.msg
     else:
+        ours = str(Path(__file__).parent) + os.sep if isinstance(error, AgentflyError) else __file__
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+        own = [f for f in frames if not f.filename.startswith(ours) and "importlib" not in f.filename]
         place = f"{own[-1].filename}:{own[-1].lineno}" if own else "its import"
-        text = str(error)
+        text = "".join(str(error).splitlines()[:1])
+    if isinstance(error, AgentflyError):
+        return ReferenceFailed(f"{reference}: {place}: {error.message}", hints=error.hints)
     return ReferenceFailed(f"{reference}: {place} raised {type(error).__name__}: {text}")

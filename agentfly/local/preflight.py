@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,7 +20,7 @@ from agentfly.api.base import NAME_MAX
 from agentfly.api.load import Manifests, load_manifests
 from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError
 from agentfly.errors import AgentflyError
-from agentfly.refs import load
+from agentfly.refs import ReferenceFailed, load
 
 Kind = TypeVar("Kind", TrainingRun, RolloutJob)
 
@@ -78,10 +78,10 @@ def _checked(
             ]
         )
     work, base = found[0] if name is None else _renamed(found[0], name), manifests.base
-    agent = load(work.spec.agent.entrypoint, base)
+    agent = _load("spec.agent.entrypoint", work.spec.agent.entrypoint, base)
     if not isinstance(agent, Agent):
         raise AgentflyError(
-            f"spec.agent.entrypoint: {work.spec.agent.entrypoint} is a {type(agent).__name__}, "
+            f"spec.agent.entrypoint: {work.spec.agent.entrypoint} is of type {type(agent).__name__}, "
             "not an agentfly.Agent",
             hints=["point it at the variable that holds Agent(...)"],
         )
@@ -91,17 +91,33 @@ def _checked(
     return Work(work, used, base)
 
 
+def _load(field: str, reference: str, base: Path) -> Any:
+    """What a field refers to; an error names the field."""
+    try:
+        return load(reference, base)
+    except ReferenceFailed as error:
+        place = reference.rpartition(":")[0]
+        run = base / place if place.endswith(".py") else f"-c 'import {place}'"
+        hints = error.hints or (f"`python {run}` shows the whole traceback",)
+        raise AgentflyError(f"{field}: {error.message}", hints=hints) from error
+
+
 def _check_tasks(work: TrainingRun | RolloutJob, base: Path) -> None:
     entrypoint = work.spec.tasks.entrypoint
     if entrypoint is None:
         return
-    make = load(entrypoint, base)
+    make = _load("spec.tasks.entrypoint", entrypoint, base)
+    hints = ["define it as def tasks(seed: int) -> Iterator[dict]"]
+    if not callable(make):
+        raise AgentflyError(
+            f"spec.tasks.entrypoint: {entrypoint} is of type {type(make).__name__}, not a function",
+            hints=hints,
+        )
     try:
         inspect.signature(make).bind(seed=0)
     except TypeError as error:
         raise AgentflyError(
-            f"spec.tasks.entrypoint: {entrypoint} cannot be called with seed=0: {error}",
-            hints=["define it as def tasks(seed: int) -> Iterator[dict]"],
+            f"spec.tasks.entrypoint: {entrypoint} cannot be called with seed=0: {error}", hints=hints
         ) from None
 
 

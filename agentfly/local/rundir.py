@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentfly.api.problems import shown
 from agentfly.errors import AgentflyError
 
 # Both may change while a run is suspended: neither alters what its steps so far mean.
@@ -141,7 +142,7 @@ class RunDir:
         if self.manifest.exists():
             stored = json.loads(self.manifest.read_text())
             changed = [
-                f"{path}: {before!r} is now {after!r}"
+                f"{path}: {_shown(before)} is now {_shown(after)}"
                 for path, before, after in differences(stored["spec"], spec)
                 if path.split(".")[0] not in CHANGEABLE
             ]
@@ -163,6 +164,13 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def _shown(value: Any) -> str:
+    """A value as in YAML, in full where `shown` would only say that it is a list."""
+    if isinstance(value, Mapping | list):
+        return json.dumps(value, ensure_ascii=False)
+    return "absent" if value is None else shown(value)
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[tuple[str, Any, Any]]:

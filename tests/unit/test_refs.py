@@ -197,3 +197,24 @@ def test_a_module_that_raises_is_an_exception(tmp_path: Path, monkeypatch: pytes
     path = write(tmp_path / "my_mod.py", "raise OSError('disk')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert refusal("my_mod:agent", tmp_path) == f"my_mod:agent: {path}:1 raised OSError: disk"
+
+
+def test_an_error_of_agentfly_has_its_own_words_and_the_line_of_the_user(tmp_path: Path) -> None:
+    text = """\
+    from agentfly import tool
+
+    @tool
+    def shell(command):
+        '''Run.'''
+    """
+    path = write(tmp_path / "agent.py", text)
+    assert refusal("agent.py:agent", tmp_path) == (
+        f"agent.py:agent: {path}:3: tool shell: parameter command has no type\n"
+        "  hint: annotate it, for example `command: str`\n"
+        "  hint: a Context is injected as `ctx`"
+    )
+
+
+def test_an_exception_of_many_lines_is_told_in_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "agent.py", "raise ValueError('first\\nsecond')\n")
+    assert refusal("agent.py:agent", tmp_path) == f"agent.py:agent: {path}:1 raised ValueError: first"
