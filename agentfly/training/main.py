@@ -12,6 +12,7 @@ wait for verl's other processes.
 """
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -104,4 +105,6 @@ def _watch(config: TrainerConfig, follower: MetricsFollower) -> None:
 
 
 if __name__ == "__main__":
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)  # verl's lines in a log file as they come, and in order
     sys.exit(main())
