@@ -70,8 +70,8 @@ class ModelBuild(ApiModel):
     script: str = Field(
         min_length=1,
         max_length=4096,
-        description="Python script, relative to the manifest. It is called with args, then with --seed and the "
-        "seed of spec, then with --output and the directory to write.",
+        description="Python script, relative to the manifest. It is called with args, then with --seed and "
+        "the seed of spec, then with --output and the directory to write.",
     )
     args: Args = Field(default=(), description="Arguments of the script. Absent: none.")
 

@@ -64,7 +64,7 @@ class Container(ApiModel):
 
 
 class ModelService(ApiModel):
-    """A vLLM server. Its members are shared by all holders."""
+    """A vLLM server."""
 
     model: str = Field(
         min_length=1, max_length=4096, description="Directory in Hugging Face layout, or name on the hub."
@@ -150,6 +150,12 @@ class ResourcePoolSpec(ApiModel):
         description="What a member is: Container or ModelService.",
         json_schema_extra=immutable("make a new pool under another name"),
     )
+    scope: Literal["Rollout", "Global"] = Field(
+        default="Rollout",
+        description="Rollout: a member has one holder at a time and is reset before the next. Global: all "
+        "holders share one member, of type ModelService. Default Rollout.",
+        json_schema_extra=immutable("make a new pool under another name"),
+    )
     container: Container | None = Field(
         default=None, description="Members of a Container pool. Absent for other types."
     )
@@ -165,6 +171,13 @@ class ResourcePoolSpec(ApiModel):
     rules: ClassVar = (
         *_arm("container", "Container", "container"),
         *_arm("modelService", "ModelService", "model_service"),
+        Rule(
+            cel="self.scope != 'Global' || self.type == 'ModelService'",
+            holds=lambda self: self.scope != "Global" or self.type == "ModelService",
+            field="scope",
+            problem="is Global, and a Container has one holder at a time",
+            hint="set scope to Rollout",
+        ),
     )
 
 

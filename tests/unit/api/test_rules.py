@@ -38,6 +38,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "spec.modelService: modelService is required when type is ModelService",
         ],
     ),
+    "a Container shared by all": (
+        "ResourcePool",
+        {"scope": "Global"},
+        ["spec.scope: scope is Global, and a Container has one holder at a time; set scope to Rollout"],
+    ),
     "tensor parallelism above the GPUs": (
         "ResourcePool",
         {**SERVICE, "modelService.gpus": 1, "modelService.tensorParallel": 2},
@@ -113,6 +118,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
         "TrainingRun",
         {"rollout.maxPromptTokens": 4095, "rollout.maxTokensPerTurn": 4095},
     ),
+    "a ModelService shared by all": ("ResourcePool", {**SERVICE, "scope": "Global"}),
     "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),
     "a job with groups of one": ("RolloutJob", {"rollout.groupSize": 1}),
 }
@@ -124,6 +130,14 @@ CHANGES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         "ResourcePool",
         SERVICE,
         ["spec.type: field is immutable; make a new pool under another name"],
+    ),
+    "the scope of a pool": (
+        "ResourcePool",
+        {**SERVICE, "scope": "Global"},
+        [
+            "spec.scope: field is immutable; make a new pool under another name",
+            "spec.type: field is immutable; make a new pool under another name",
+        ],
     ),
     "the size of a pool": ("ResourcePool", {"capacity": {"min": 1, "max": 8}}, []),
     "the image of a pool": ("ResourcePool", {"container.image": "/images/other"}, []),
