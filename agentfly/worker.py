@@ -28,6 +28,7 @@ from agentfly.errors import AgentflyError
 from agentfly.models import Sampling, VLLMModel
 from agentfly.models.sticky import StickyModels
 from agentfly.refs import load
+from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS
 from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
 from agentfly.rollout import (
     Chain,
@@ -38,7 +39,6 @@ from agentfly.rollout import (
     rollout,
 )
 from agentfly.tasks import read_tasks
-from agentfly.training.config import ENV_BROKER, ENV_INFERENCE_URLS
 
 logger = logging.getLogger("agentfly.worker")
 
@@ -80,7 +80,12 @@ async def work(config: RolloutWorkerConfig) -> None:
                 model=StickyModels(models),
                 tokenizer=AutoTokenizer.from_pretrained(config.model_path),
                 resources=resources,
-                strategy=Chain(shape.max_turns, shape.max_tokens_per_turn, shape.max_context_tokens),
+                strategy=Chain(
+                    shape.max_turns,
+                    shape.max_tokens_per_turn,
+                    shape.max_context_tokens,
+                    shape.max_prompt_tokens,
+                ),
                 sink=sink,
                 deadlines=Deadlines(
                     call=shape.timeouts.call_seconds,

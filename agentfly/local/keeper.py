@@ -69,7 +69,7 @@ class Keeper:
         self._publish()
 
     def observe(self, plane: DataPlane | None) -> bool:
-        """Look at the folder and the pools again; True if a step was finished since the last look."""
+        """Look at the folder and the pools again; True if a step was finished: the caller publishes it."""
         size = self._folder.metrics_size()
         stepped, self._metrics_size = size > self._metrics_size, size
         if stepped:
@@ -80,7 +80,7 @@ class Keeper:
             else {name: pool_use(status) for name, status in plane.engine.pool_status().items()}
         )
         self.seen = replace(self.seen, checkpoint=newest_checkpoint(self._folder.checkpoints), pools=pools)
-        if time.monotonic() - self._written >= WRITE_EVERY_S:
+        if not stepped and time.monotonic() - self._written >= WRITE_EVERY_S:
             self._publish()
         return stepped
 

@@ -28,7 +28,7 @@ from agentfly.local.steps import StopAsked, ends_within, environment, lease_serv
 from agentfly.observe.curve import write_reward_png
 from agentfly.roles.life import Clock, Ended, after_attempt, overdue
 from agentfly.roles.plan import Places, inference_pool, trainer_role
-from agentfly.training.config import EXIT_STALLED, EXIT_SUSPENDED
+from agentfly.roles.trainer import EXIT_STALLED, EXIT_SUSPENDED
 
 TICK_S = 0.5
 KILLED = -9

@@ -12,7 +12,7 @@ from agentfly.models.base import Sampled, Sampling, TokenModel
 
 
 class StickyModels:
-    """Spreads rollouts over servers. A request id is a rollout's id, a dot, and a number."""
+    """Spreads rollouts over servers. A request id is that of its rollout, the turn, and the part, by dots."""
 
     def __init__(self, models: Sequence[TokenModel]) -> None:
         if not models:
@@ -23,6 +23,6 @@ class StickyModels:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
     ) -> Sampled:
         """See ``TokenModel.generate``."""
-        rollout = request_id.rpartition(".")[0] or request_id
+        rollout = request_id.rsplit(".", 2)[0]
         model = self._models[zlib.crc32(rollout.encode()) % len(self._models)]
         return await model.generate(prompt_ids, sampling, request_id=request_id, deadline=deadline)

@@ -19,8 +19,8 @@ from typing import Literal
 
 from agentfly.api import ModelRef, ResourcePool, RolloutJob, TrainingRun
 from agentfly.api.base import NAME_MAX
+from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS, ENV_RUN_DIR, TrainerConfig
 from agentfly.roles.worker import RolloutWorkerConfig
-from agentfly.training.config import ENV_BROKER, ENV_INFERENCE_URLS, ENV_RUN_DIR, TrainerConfig
 
 Environment = Literal["trainer", "inference"]
 POLICY = "-policy"  # ends the name of the pool of a run's own servers

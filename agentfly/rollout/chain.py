@@ -1,7 +1,8 @@
 """The chain strategy: one growing conversation, one training row.
 
 Guarantees:
-1. The context budget is checked before generating: prompt plus answer never exceed ``max_context_tokens``.
+1. The context budget is checked before generating: prompt plus answer never exceed ``max_context_tokens``,
+   and a first prompt above ``max_prompt_tokens`` is ``Failed("PromptTooLong")``.
 2. At most ``max_turns`` turns; the calls of the last turn still run, because the reward judges what they did.
 3. A turn over its deadline ends the rollout: ``ModelUnavailable`` while generating, else masked.
 4. An answer that the server aborts is continued from where it stopped, by whichever weights answer then.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from agentfly.errors import AgentflyError
 from agentfly.models import ModelUnavailable, Sampling
 from agentfly.rollout.calls import run_calls
-from agentfly.rollout.outcomes import Masked
+from agentfly.rollout.outcomes import Failed, Masked
 from agentfly.rollout.play import Ended, Play
 
 
@@ -25,9 +26,10 @@ class Chain:
     max_turns: int = 10
     max_tokens_per_turn: int = 512
     max_context_tokens: int = 4096
+    max_prompt_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens_per_turn", "max_context_tokens"):
+        for name in ("max_turns", "max_tokens_per_turn", "max_context_tokens", "max_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise AgentflyError(
                     f"{name}: {getattr(self, name)} is less than 1",
@@ -36,6 +38,9 @@ class Chain:
 
     async def run(self, play: Play) -> str:
         """Play until an answer has no call, a tool ends it, or turns or context are used up."""
+        if len(play.ledger) > self.max_prompt_tokens:
+            what = f"prompt: {len(play.ledger)} tokens, over the limit of {self.max_prompt_tokens}"
+            raise Ended(Failed("PromptTooLong", what))
         while play.turns < self.max_turns:
             if len(play.ledger) >= self.max_context_tokens:
                 return "context"

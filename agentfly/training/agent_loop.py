@@ -25,9 +25,9 @@ from agentfly.context import Deadlines
 from agentfly.models import Sampling, VLLMModel
 from agentfly.refs import load
 from agentfly.resources.lease import Resources
+from agentfly.roles.trainer import ENV_BROKER, TrainerConfig, current_config
 from agentfly.rollout import Chain, rollout_one
 from agentfly.rollout.trajectory import Trajectory
-from agentfly.training.config import ENV_BROKER, TrainerConfig, current_config
 from agentfly.training.external_vllm import inference_urls
 from agentfly.training.outcomes import record
 from agentfly.training.pinned import PinnedModel
@@ -63,7 +63,9 @@ def _worker() -> _Worker:
     return _Worker(
         config=config,
         agent=load(config.agent_entrypoint, config.base_dir),
-        strategy=Chain(config.max_turns, config.max_tokens_per_turn, config.max_context_tokens),
+        strategy=Chain(
+            config.max_turns, config.max_tokens_per_turn, config.max_context_tokens, config.max_prompt_tokens
+        ),
         deadlines=Deadlines(
             call=config.call_timeout_s, turn=config.turn_timeout_s, rollout=config.rollout_timeout_s
         ),

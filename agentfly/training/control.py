@@ -17,8 +17,8 @@ from typing import Any
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
+from agentfly.roles.trainer import current_config
 from agentfly.training.checkpoints import remove_old
-from agentfly.training.config import current_config
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from agentfly.training.config import TrainerConfig, current_config
+from agentfly.roles.trainer import TrainerConfig, current_config
 from agentfly.training.tasks import task_index
 
 

@@ -27,7 +27,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from agentfly.training.config import ENV_INFERENCE_URLS, current_config
+from agentfly.roles.trainer import ENV_INFERENCE_URLS, current_config
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentfly.errors import AgentflyError
+from agentfly.roles.trainer import EXIT_STALLED, EXIT_SUSPENDED, TrainerConfig
 from agentfly.training import checkpoints
-from agentfly.training.config import EXIT_STALLED, EXIT_SUSPENDED, TrainerConfig
 from agentfly.training.metrics import MetricsFollower
 from agentfly.training.tasks import write_tasks
 from agentfly.training.verl_config import agent_loop_yaml, environment, overrides

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentfly.errors import AgentflyError
-from agentfly.training.config import TrainerConfig
+from agentfly.roles.trainer import TrainerConfig
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 
 _NAMES = {  # ours -> verl's

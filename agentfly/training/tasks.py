@@ -13,8 +13,8 @@ import os
 import random
 
 from agentfly.errors import AgentflyError
+from agentfly.roles.trainer import TrainerConfig
 from agentfly.tasks import read_tasks
-from agentfly.training.config import TrainerConfig
 
 
 def write_tasks(config: TrainerConfig) -> int:

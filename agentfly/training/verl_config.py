@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentfly.training.config import ENV_CONFIG, TrainerConfig
+from agentfly.roles.trainer import ENV_CONFIG, TrainerConfig
 
 LOOP_NAME = "agentfly"
 

@@ -4,9 +4,9 @@ supervised warm-up of about half a minute on one core.
     python model.py --output DIR [--seed N] [--sloppiness Q]
 
 The warm-up has two phases. First transcripts of an expert, from which the model learns the skill: the call
-syntax, and copying file names and values out of what it saw. Then transcripts of a sloppy agent that makes
-slips (edits without looking, wrong key, wrong file, wrong value), which set where it starts: well-formed calls,
-only some of them right. Reinforcement learning does the rest.
+syntax, and copying file names and values from what it saw. Then transcripts of a sloppy agent that slips
+(edits without looking, wrong key, file or value), which set where it starts: well-formed calls, only some of
+them right. Reinforcement learning does the rest.
 """
 
 import argparse

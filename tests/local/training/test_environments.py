@@ -34,7 +34,7 @@ def test_agentfly_runs_in_both_from_the_folder_on_the_path(
     trainer_python: Path, inference_python: Path
 ) -> None:
     for python in (trainer_python, inference_python):
-        code = "import agentfly.training.config, agentfly.models; print(agentfly.__file__)"
+        code = "import agentfly.roles.trainer, agentfly.models; print(agentfly.__file__)"
         assert run(python, code).startswith(str(environments.agentfly_path()))
 
 

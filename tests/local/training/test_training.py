@@ -19,8 +19,8 @@ from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
 from agentfly.resources.runners.guard import guarded
 from agentfly.resources.spec import ContainerSpec, PoolSpec
+from agentfly.roles.trainer import EXIT_SUSPENDED, TrainerConfig
 from agentfly.training import checkpoints
-from agentfly.training.config import EXIT_SUSPENDED, TrainerConfig
 
 HERE = Path(__file__).parent
 JOB_S = 240

@@ -18,8 +18,8 @@ async def test_turns_of_a_rollout_go_to_one_server_and_rollouts_are_spread():
     model = StickyModels(servers)
     for rollout in range(64):
         for turn in range(3):
-            await model.generate([1], Sampling(), request_id=f"job-{rollout}.0.abcd.{turn}", deadline=1)
-    homes = [{request.rpartition(".")[0] for request in server.asked} for server in servers]
+            await model.generate([1], Sampling(), request_id=f"job-{rollout}.0.abcd.{turn}.0", deadline=1)
+    homes = [{request.rsplit(".", 2)[0] for request in server.asked} for server in servers]
     assert not homes[0] & homes[1]
     assert min(len(home) for home in homes) >= 16
 

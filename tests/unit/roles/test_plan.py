@@ -15,8 +15,8 @@ from agentfly.roles.plan import (
     trainer_config,
     trainer_role,
 )
+from agentfly.roles.trainer import TrainerConfig
 from agentfly.roles.worker import RolloutWorkerConfig
-from agentfly.training.config import TrainerConfig
 
 PLACES = Places(Path("/runs/r"), Path("/src"), "unix:///run/broker")
 SPEC = {

@@ -102,6 +102,13 @@ async def test_prompt_without_room_for_an_answer_fails() -> None:
     assert (trajectory.rows, model.prompts) == ([], [])
 
 
+async def test_prompt_above_its_own_limit_fails_before_the_model_is_asked() -> None:
+    trajectory, model, _ = await play_with_model("done", strategy=Chain(max_prompt_tokens=10))
+    assert (trajectory.outcome.type, trajectory.outcome.reason) == ("failed", "PromptTooLong")
+    assert trajectory.outcome.message.endswith("tokens, over the limit of 10")
+    assert (trajectory.rows, model.prompts) == ([], [])
+
+
 # 2. at most so many turns; the last one's calls still run
 
 

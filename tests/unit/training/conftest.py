@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.training.config import TrainerConfig
+from agentfly.roles.trainer import TrainerConfig
 
 MakeConfig = Callable[..., TrainerConfig]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentfly.training.config import ENV_CONFIG, TrainerConfig, current_config
+from agentfly.roles.trainer import ENV_CONFIG, TrainerConfig, current_config
 from tests.unit.training.conftest import MakeConfig
 
 
@@ -58,7 +58,7 @@ def test_code_inside_verl_finds_the_config_by_the_environment(
 
 def test_importing_the_config_needs_no_torch_and_no_verl() -> None:
     heavy = ("torch", "verl", "ray", "aiohttp")
-    code = f"import sys, agentfly.training.config; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, agentfly.roles.trainer; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
     )

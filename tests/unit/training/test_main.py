@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentfly.errors import AgentflyError
+from agentfly.roles.trainer import ENV_CONFIG, TrainerConfig
 from agentfly.training import main as trainer
-from agentfly.training.config import ENV_CONFIG, TrainerConfig
 from tests.unit.training.conftest import MakeConfig
 
 Verl = Callable[[TrainerConfig], None]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import AgentflyError
-from agentfly.training.config import TrainerConfig
+from agentfly.roles.trainer import TrainerConfig
 from agentfly.training.metrics import MetricsFollower, step_line
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 from tests.unit.training.conftest import MakeConfig
