@@ -17,6 +17,7 @@ def pool_spec(pool: ResourcePool) -> PoolSpec:
         resource=_container(pool) if spec.type == "Container" else _model_service(pool),
         min=spec.capacity.min,
         max=spec.capacity.max,
+        shared=spec.scope == "Global",
         max_pending=spec.queue.max_pending,
         lease_ttl_s=spec.lease.ttl_seconds,
         max_reuses=spec.reuse.max_reuses,

@@ -6,8 +6,8 @@ Guarantees:
 2. A lease that was lost stays lost for its owner until it is released or a later attempt asks: never a blank
    member in its place. An older attempt can neither acquire nor disturb what a newer one holds.
 3. However an acquire ends, it ends with its leases or without a trace.
-4. ``acquire_many`` enters all its queues at one moment, in canonical order: of two such calls one is wholly
-   before the other in every queue, so they cannot wait for each other. It gives all or nothing.
+4. ``acquire_many`` enters all its queues at one moment: of two such calls one is wholly before the other in
+   every queue, whatever the order of their requests, so they cannot wait for each other. All or nothing.
 5. A lease whose TTL passes without a heartbeat is lost, and its member is reset before anybody else has it.
 6. ``close`` stops every member in bounded time, and raises ``Infra`` with those that did not stop.
 7. An engine belongs to no event loop: while nothing is in progress, it may be used from another one.
@@ -35,7 +35,6 @@ from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 60.0  # all members stop side by side: this bounds one stop and one retry
-SHARED_KINDS = frozenset({"model-service"})
 SPEC_POOL_MAX = 8  # members of a pool that exists only because somebody acquired by spec
 
 
@@ -82,7 +81,7 @@ class ResourceEngine:
         if reason is not None:
             raise ResourceError(f"pool {pool.name}: kind {kind} cannot run here: {reason}")
         prefix = f"{pool.name}-{secrets.token_hex(2)}"  # names of members that an earlier process left behind
-        self._pools[pool.name] = Pool(pool, shared=kind in SHARED_KINDS, prefix=prefix)
+        self._pools[pool.name] = Pool(pool, shared=pool.shared, prefix=prefix)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -149,18 +148,17 @@ class ResourceEngine:
         """As ``acquire_many``, without handles: the caller sends the heartbeats."""
         asked = [(self._pool(request), request.key) for request in requests]
         check_room(asked)
-        order = sorted(range(len(asked)), key=lambda index: (asked[index][0].spec.name, asked[index][1]))
-        entries: dict[int, Entry] = {}
+        entries: list[Entry] = []
         try:
-            for index in order:
-                entries[index] = self._enter(*asked[index], owner, attempt)
+            for pool, key in asked:
+                entries.append(self._enter(pool, key, owner, attempt))
             self._turn()
-            await self._settle(list(entries.values()), deadline)
-            for entry in entries.values():
+            await self._settle(entries, deadline)
+            for entry in entries:
                 entry.claim.delivered = True
-            return [entries[index].future.result() for index in range(len(asked))]
+            return [entry.future.result() for entry in entries]
         finally:
-            self._leave(entries.values())
+            self._leave(entries)
 
     async def release(self, lease_id: str, *, dirty: bool = False) -> None:
         """End the lease; a ``dirty`` member is not used again. Unknown leases are ignored."""
@@ -217,24 +215,26 @@ class ResourceEngine:
         if self._closed:
             raise ResourceError("resource engine: is closed")
         wanted = request.pool_or_spec
-        pool = self._pools.get(wanted) if isinstance(wanted, str) else self._pool_of(wanted)
+        shared = request.scope == "global"
+        pool = self._pools.get(wanted) if isinstance(wanted, str) else self._pool_of(wanted, shared)
         if pool is None:
             known = ", ".join(sorted(self._pools)) or "none"
             raise PoolNotFound(f"pool {wanted}: does not exist", hints=(f"pools that do: {known}",))
-        if request.scope == "global" and not pool.shared:
+        if shared and not pool.shared:
             raise ResourceError(
-                f"pool {pool.spec.name}: scope global needs a shared kind, {pool.spec.resource.kind} is not",
-                hints=('use scope="rollout"',),
+                f"pool {pool.spec.name}: is not shared, as scope global needs: a member has one holder",
+                hints=('use scope="rollout"', "or set spec.scope of the pool to Global"),
             )
         return pool
 
-    def _pool_of(self, spec: ResourceSpec) -> Pool:
+    def _pool_of(self, spec: ResourceSpec, shared: bool) -> Pool:
         identity = spec.identity()
         for pool in self._pools.values():
-            if pool.spec.resource.identity() == identity:
+            if pool.spec.resource.identity() == identity and pool.shared == shared:
                 return pool
-        name = f"spec-{identity}"
-        self.add_pool(PoolSpec(name=name, resource=parse_spec(spec.model_dump()), max=SPEC_POOL_MAX))
+        name = f"{'shared' if shared else 'spec'}-{identity}"
+        resource = parse_spec(spec.model_dump())
+        self.add_pool(PoolSpec(name=name, resource=resource, max=SPEC_POOL_MAX, shared=shared))
         return self._pools[name]
 
     def _enter(self, pool: Pool, key: str, owner: str, attempt: int) -> Entry:
@@ -368,9 +368,8 @@ class ResourceEngine:
                 claim.pool.lost(member_id, f"it is gone: {describe(error)}", _now())
         else:
             claim.pool.renewed(claim.ticket, began)
-        self._turn()
-        if claim.live:
-            claim.serve()
+        self._turn()  # where the lease is lost, this tells those who wait; the others are served
+        claim.serve()
 
 
 def _now() -> float:

@@ -84,6 +84,7 @@ class PoolSpec(BaseModel):
     """A named, bounded set of members of one spec.
 
     ``max`` counts every member that exists in any state, ``min`` of them are kept without anybody asking.
+    A member of a ``shared`` pool has any number of holders, and there is one of it.
     ``max_pending`` bounds the waiters, ``max_reuses`` the leases of one member after its first,
     ``max_lifetime_s`` its age in seconds (checked whenever nobody holds it).
     """
@@ -94,6 +95,7 @@ class PoolSpec(BaseModel):
     resource: AnySpec
     min: int = Field(default=0, ge=0)
     max: int = Field(default=1, ge=1)
+    shared: bool = False
     lease_ttl_s: float = Field(default=30.0, gt=0)
     max_pending: int = Field(default=1024, ge=0)
     max_reuses: int | None = Field(default=None, ge=0)

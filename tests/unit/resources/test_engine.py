@@ -132,7 +132,7 @@ async def test_t4_live_member_is_reset_before_the_next_holder():
 @virtual
 async def test_t5_shared_member_stays_until_its_last_holder_leaves():
     runner = FakeRunner("model-service", shared=True)
-    async with engine_of(runner, pool("judge", resource=MODEL, max=1)) as engine:
+    async with engine_of(runner, pool("judge", shared=True, resource=MODEL, max=1)) as engine:
         a = await engine.acquire("judge", "a", scope="global")
         b = await engine.acquire("judge", "b", scope="global")
         assert a.info.member_id == b.info.member_id
@@ -153,7 +153,7 @@ async def test_t5_exclusive_member_is_not_given_to_a_second_owner():
         await engine.acquire("swe", "a", key="judge")
         with pytest.raises(Timeout):
             await engine.acquire("swe", "b", key="judge", deadline=3)
-        with pytest.raises(ResourceError, match="scope global needs a shared kind"):
+        with pytest.raises(ResourceError, match="is not shared, as scope global needs"):
             await engine.acquire("swe", "b", key="judge", scope="global", deadline=3)
 
 
@@ -614,7 +614,9 @@ async def test_failed_reset_gives_the_holder_another_member_before_all_waiters()
 async def test_reset_of_what_cannot_be_reset_is_refused():
     model = FakeRunner("model-service", shared=True)
     runner = FakeRunner()
-    async with engine_of(runner, pool(), pool("judge", resource=MODEL), others=[model]) as engine:
+    async with engine_of(
+        runner, pool(), pool("judge", shared=True, resource=MODEL), others=[model]
+    ) as engine:
         judge = await engine.acquire("judge", "a")
         with pytest.raises(ResourceError, match="a shared member is not reset for one holder"):
             await judge.reset()
@@ -836,7 +838,7 @@ async def test_dirty_member_is_not_used_again():
 @virtual
 async def test_dead_shared_member_is_lost_for_every_holder():
     runner = FakeRunner("model-service", shared=True)
-    async with engine_of(runner, pool("judge", resource=MODEL)) as engine:
+    async with engine_of(runner, pool("judge", shared=True, resource=MODEL)) as engine:
         a, b = await engine.acquire("judge", "a"), await engine.acquire("judge", "b")
         runner.kill(a.info.member_id)
         await asyncio.sleep(20)

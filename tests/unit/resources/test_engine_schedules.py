@@ -94,7 +94,9 @@ async def schedule(seed: int) -> None:
             max_reuses=reuses,
         ),
         PoolSpec(name="b", resource=OTHER, max=1, lease_ttl_s=3, max_pending=rng.choice([3, 1024])),
-        PoolSpec(name="judge", resource=ModelServiceSpec(model="m", max_model_len=8), max_lifetime_s=5),
+        PoolSpec(
+            name="judge", shared=True, resource=ModelServiceSpec(model="m", max_model_len=8), max_lifetime_s=5
+        ),
     ]
     async with ResourceEngine([runner, model], pools) as engine:
         tasks = [asyncio.create_task(rollout(rng, engine, f"r{i}")) for i in range(rng.randint(3, 14))]
