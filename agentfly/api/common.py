@@ -60,6 +60,7 @@ class TasksRef(ApiModel):
             cel="has(self.entrypoint) != has(self.path)",
             holds=lambda self: (self.entrypoint is None) != (self.path is None),
             problem="exactly one of entrypoint and path must be set",
+            hint="keep entrypoint: agent.py:tasks or path: tasks.jsonl",
         ),
     )
 
@@ -93,6 +94,7 @@ class ModelRef(ApiModel):
             cel="has(self.path) || has(self.build)",
             holds=lambda self: self.path is not None or self.build is not None,
             problem="one of path and build must be set",
+            hint="set path to a directory in Hugging Face layout",
         ),
     )
 
@@ -115,12 +117,14 @@ class Timeouts(ApiModel):
             holds=lambda self: self.call_seconds <= self.turn_seconds,
             field="callSeconds",
             problem="is more than turnSeconds",
+            hint="set callSeconds to turnSeconds or less",
         ),
         Rule(
             cel="self.turnSeconds <= self.rolloutSeconds",
             holds=lambda self: self.turn_seconds <= self.rollout_seconds,
             field="turnSeconds",
             problem="is more than rolloutSeconds",
+            hint="set turnSeconds to rolloutSeconds or less",
         ),
     )
 
@@ -169,12 +173,14 @@ class Rollout(ApiModel):
             holds=lambda self: self.max_prompt_tokens < self.max_context_tokens,
             field="maxPromptTokens",
             problem="leaves no room below maxContextTokens",
+            hint="set maxPromptTokens to less than maxContextTokens",
         ),
         Rule(
             cel="self.maxTokensPerTurn < self.maxContextTokens",
             holds=lambda self: self.max_tokens_per_turn < self.max_context_tokens,
             field="maxTokensPerTurn",
             problem="leaves no room below maxContextTokens",
+            hint="set maxTokensPerTurn to less than maxContextTokens",
         ),
     )
 

@@ -154,7 +154,7 @@ def _recognise(document: tree.Document, file: str, errors: list[ManifestError]) 
             hint = f"add {name}: {known[0]}" if len(known) == 1 else f"add {name}: one of {', '.join(known)}"
             errors.append(ManifestError(file, line, name, NOTHING, "is missing", (hint,)))
         elif value not in known:
-            hints = instead(value, known) if isinstance(value, str) else (f"use one of {', '.join(known)}",)
+            hints = instead(value if isinstance(value, str) else "", known)
             errors.append(ManifestError(file, line, name, value, "is not known here", hints))
     if len(errors) > before:
         return None
@@ -167,8 +167,8 @@ def _apply(text: str, drafts: Sequence[_Draft]) -> list[ManifestError]:
     flag = f"--set {text}"
     try:
         target, path, value = parse(text)
-    except ValueError as error:
-        return [ManifestError(flag, None, "", NOTHING, str(error), ("write path=value, as in steps=30",))]
+    except tree.Wrong as wrong:
+        return [ManifestError(flag, None, "", NOTHING, wrong.flaw.problem, wrong.flaw.hints)]
     if target is None:
         found = [draft for draft in drafts if draft.kind != "ResourcePool"]
         what = "TrainingRun or RolloutJob"
@@ -177,9 +177,10 @@ def _apply(text: str, drafts: Sequence[_Draft]) -> list[ManifestError]:
         what = f"ResourcePool {target}"
     if len(found) != 1:
         names = [str(draft.key[2]) for draft in drafts if draft.kind == "ResourcePool"]
-        hints = instead(target, names) if target is not None else ()
+        hints = instead(target, names) if target is not None and not found else ()
+        hint = f"keep one {what} in the file" if found else f"add a {what} to the file"
         problem = f"the file has {len(found) or 'no'} {what}"
-        return [ManifestError(flag, None, "", NOTHING, problem, hints)]
+        return [ManifestError(flag, None, "", NOTHING, problem, hints or (hint,))]
     draft = found[0]
     assignment = Assignment(flag, path, value)
     complaint = assignment.complaint(draft.model)
@@ -263,5 +264,5 @@ def _file(where: Where, name: str | None, base: Path) -> Iterator[Complaint]:
     except OSError:
         beside = []
     near = nearest(Path(name).name, beside)
-    hints = (f"did you mean {Path(name).with_name(near)}?",) if near else ()
-    yield Complaint(where, name, f"is not a file (looked at {base / name})", hints)
+    hint = f"did you mean {Path(name).with_name(near)}?" if near else f"name a file, by its path from {base}"
+    yield Complaint(where, name, f"is not a file (looked at {base / name})", (hint,))

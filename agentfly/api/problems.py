@@ -3,16 +3,20 @@
 Guarantees:
 1. A `ManifestError` prints as `file:line: path: value problem`; remedies follow as hints.
 2. Every pattern of the API has a text of its own; a person never reads a regular expression.
-3. A misspelt field or value gets the nearest right one as hint.
+3. Every complaint about a value has a remedy with the value to use; a misspelt field or value gets the
+   nearest right one.
 """
 
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeGuard, get_args, get_origin
 
+from annotated_types import Ge
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from agentfly.api import shape
@@ -39,20 +43,22 @@ _TYPES = {
     "float_type": "is not a number",
     "bool_type": "is not true or false",
     "string_type": "is not text",
+    "string_unicode": "is not text in Unicode",
     "dict_type": "is not a mapping",
     "model_type": "is not a mapping",
     "tuple_type": "is not a list",
 }
 _BOUNDS = {
-    "greater_than_equal": "is less than {ge:g}",
-    "greater_than": "is not more than {gt:g}",
-    "less_than_equal": "is more than {le:g}",
-    "less_than": "is not less than {lt:g}",
-    "string_too_short": "is empty",
-    "string_too_long": "is longer than {max_length} characters",
-    "too_long": "has more than {max_length} entries",
-    "finite_number": "is not a finite number",
+    "greater_than_equal": ("is less than {ge}", "use {ge} or more"),
+    "greater_than": ("is not more than {gt}", "use more than {gt}, such as {sample}"),
+    "less_than_equal": ("is more than {le}", "use {le} or less"),
+    "less_than": ("is not less than {lt}", "use less than {lt}, such as {sample}"),
+    "string_too_short": ("is empty", "{text}"),
+    "string_too_long": ("is longer than {max_length} characters", "use {max_length} characters or less"),
+    "too_long": ("has {length} entries, more than {max_length}", "keep {max_length} entries or less"),
+    "finite_number": ("is not a finite number", "write a number, such as {sample}"),
 }
+"""Type of error -> problem and remedy."""
 _LONGEST = 60
 
 
@@ -144,12 +150,28 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
 
 
 def instead(word: str, words: Iterable[str]) -> tuple[str, ...]:
-    """Hint for a word that is none of `words`."""
+    """Hint for a word that is none of `words`; none if there are no words."""
     known = list(words)
     near = nearest(word, known)
     if near is not None:
         return (f"did you mean {near}?",)
-    return (f"use one of {', '.join(known)}",) if known else ()
+    return (_one_of(known),) if known else ()
+
+
+def sample(model: type[ApiModel], where: Where) -> str:
+    """A value that the field at a path may have, as YAML: its default, or the smallest, or a word."""
+    info, inner = _field(model, where), shape.bare(shape.below(model, where))
+    default = info.default if info is not None else None
+    if _plain(default):
+        return shown(int(default) if isinstance(default, float) and default.is_integer() else default)
+    if inner in (int, float):
+        smallest = [limit.ge for limit in info.metadata if isinstance(limit, Ge)] if info is not None else []
+        return shown(smallest[0] if smallest else 1)
+    if get_origin(inner) is Literal:
+        return shown(get_args(inner)[0])
+    if get_origin(inner) is tuple:
+        return "[a, b]"
+    return "true" if inner is bool else "text"
 
 
 def explain(error: ErrorDetails, model: type[ApiModel]) -> Iterator[Complaint]:
@@ -160,26 +182,32 @@ def explain(error: ErrorDetails, model: type[ApiModel]) -> Iterator[Complaint]:
         block = shape.model_of(shape.below(model, where)) or model
         yield from (_broken(where, value, rule, block) for rule in context["broken"])
     elif kind == "missing":
-        info = shape.fields(shape.model_of(shape.below(model, where[:-1])) or model)[str(where[-1])]
-        yield Complaint(where, NOTHING, "is missing", (f"add {where[-1]}: {_sentence(info.description)}",))
+        hint = f"add {where[-1]}: {_described(model, where)}"
+        yield Complaint(where, NOTHING, "is missing", (hint,))
     elif kind == "extra_forbidden":
         owner = shape.model_of(shape.below(model, where[:-1])) or model
         yield Complaint(where, NOTHING, "is not a known field", instead(str(where[-1]), shape.fields(owner)))
     elif kind in _TYPES:
-        yield Complaint(where, _quoted(value), _TYPES[kind], _retyped(kind, value))
+        yield Complaint(where, _quoted(value), _TYPES[kind], (_retyped(kind, value, model, where),))
     elif kind in _BOUNDS:
-        yield Complaint(where, _scalar(value), _BOUNDS[kind].format(**context))
+        yield _bounded(where, value, model, kind, context)
     elif kind in ("literal_error", "enum"):
         allowed = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        yield Complaint(where, value, f"is not one of {', '.join(allowed)}", _close(value, allowed))
+        hints = instead(value if isinstance(value, str) else "", allowed)
+        yield Complaint(where, value, f"is not one of {', '.join(allowed)}", hints)
     elif kind == "string_pattern_mismatch":
-        problem, hints = PATTERNS.get(context["pattern"], (f"does not match {context['pattern']}", ()))
-        yield Complaint(where, value, problem, hints)
-    elif kind in ("quantity", "duplicate_items"):
-        hint = context.get("hint")
-        yield Complaint(where, _scalar(value), error["msg"], (hint,) if hint else ())
+        plain = (f"does not match {context['pattern']}", (_text(model, where),))
+        yield Complaint(where, value, *PATTERNS.get(context["pattern"], plain))
+    elif kind == "quantity":
+        yield Complaint(where, _scalar(value), error["msg"], (context["hint"],))
+    elif kind == "duplicate_items":
+        yield Complaint(where, NOTHING, error["msg"], (f"write {context['items']} once",))
+    elif kind.startswith(("datetime_", "timezone_")):
+        hint = "write it as 2026-01-31T12:00:00Z"
+        yield Complaint(where, value, "is not a time with its zone", (hint,))
     else:
-        yield Complaint(where, value, f"is refused: {error['msg']}")
+        hint = f"write what it is for: {_described(model, where)}"
+        yield Complaint(where, value, f"is refused: {error['msg']}", (hint,))
 
 
 def _broken(where: Where, block: Any, rule: Rule, model: type[ApiModel]) -> Complaint:
@@ -193,18 +221,49 @@ def _broken(where: Where, block: Any, rule: Rule, model: type[ApiModel]) -> Comp
     return Complaint((*where, rule.field), _scalar(value), rule.problem, hints)
 
 
+def _bounded(
+    where: Where, value: Any, model: type[ApiModel], kind: str, context: Mapping[str, Any]
+) -> Complaint:
+    words = {
+        name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+        for name, limit in context.items()
+    }
+    words |= {"sample": sample(model, where), "text": _text(model, where)}
+    if kind == "too_long":
+        words["length"] = len(value)
+    problem, hint = (text.format(**words) for text in _BOUNDS[kind])
+    return Complaint(where, _scalar(value), problem, (hint,))
+
+
 def _scalar(value: Any) -> Any:
-    return value if isinstance(value, str | int | float) else NOTHING
+    return value if _plain(value) else NOTHING
 
 
-def _sentence(description: str | None) -> str:
-    """The first sentence, without its full stop."""
-    return (description or "").partition(". ")[0].rstrip(".")
+def _field(model: type[ApiModel], where: Where) -> FieldInfo | None:
+    """The field at a path; None for items of lists, values of maps and the document."""
+    owner = shape.model_of(shape.below(model, where[:-1])) if where else None
+    return shape.fields(owner).get(str(where[-1])) if owner is not None else None
 
 
-def _close(value: Any, allowed: list[str]) -> tuple[str, ...]:
-    near = nearest(value, allowed) if isinstance(value, str) else None
-    return (f"did you mean {near}?",) if near else ()
+def _described(model: type[ApiModel], where: Where) -> str:
+    """What the field at a path is, or the field that a list or map at its end belongs to: one sentence."""
+    info = next(
+        (info for length in range(len(where), 0, -1) if (info := _field(model, where[:length])) is not None),
+        None,
+    )
+    return (info.description or "" if info is not None else "").partition(". ")[0].rstrip(".")
+
+
+def _text(model: type[ApiModel], where: Where) -> str:
+    """The remedy where text should stand: the default, or what the text is."""
+    info = _field(model, where)
+    if info is not None and isinstance(info.default, str):
+        return f"write text, such as {info.default}"
+    return f"write text: {_described(model, where)}"
+
+
+def _one_of(words: list[str]) -> str:
+    return f"use one of {', '.join(words)}" if len(words) > 1 else f"use {words[0]}"
 
 
 def _quoted(value: Any) -> Any:
@@ -212,13 +271,50 @@ def _quoted(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value
 
 
-def _retyped(kind: str, value: Any) -> tuple[str, ...]:
-    if kind == "string_type" and isinstance(value, bool | int | float):
-        return (f'write "{shown(value)}" in quotes',)
-    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
-        number = value.strip().removeprefix("-").replace(".", "", 1).isdigit()
-        if number or value.strip() in ("true", "false"):
-            return (f"write {value.strip()} without quotes",)
-    if kind == "tuple_type" and not isinstance(value, Mapping):
-        return (f"write [{shown(value)}]",)
-    return ()
+def _retyped(kind: str, value: Any, model: type[ApiModel], where: Where) -> str:
+    """The remedy for a value of a wrong type."""
+    if isinstance(value, str) and _means(kind, value.strip()):
+        return f"write {value.strip()} without quotes"
+    if kind == "string_type" and _plain(value):
+        return f'write "{shown(value)}" in quotes'
+    if kind == "tuple_type" and _plain(value):
+        return f"write [{shown(value)}]"
+    if kind == "model_type":
+        return _block(model, where)
+    return {
+        "int_type": f"write a whole number, such as {sample(model, where)}",
+        "float_type": f"write a number, such as {sample(model, where)}",
+        "bool_type": "write true or false",
+        "string_type": _text(model, where),
+        "string_unicode": _text(model, where),
+        "dict_type": "write a mapping, such as {name: text}",
+        "tuple_type": "begin each entry with '- '",
+    }[kind]
+
+
+def _means(kind: str, text: str) -> bool:
+    """Whether a text without its quotes would have the type."""
+    digits = text.removeprefix("-")
+    return (
+        (kind == "bool_type" and text in ("true", "false"))
+        or (kind in ("int_type", "float_type") and digits.isdecimal())
+        or (kind == "float_type" and digits.replace(".", "", 1).isdecimal())
+    )
+
+
+def _block(model: type[ApiModel], where: Where) -> str:
+    """The remedy where a block should stand: the form that its description gives, or its first fields."""
+    form = re.search(r"as (\{.*\})", _described(model, where))
+    if form is not None:
+        return f"write {form[1]}"
+    block = shape.model_of(shape.below(model, where)) or model
+    known = shape.fields(block)
+    names = [name for name, info in known.items() if info.is_required()]
+    if names:
+        return f"write a mapping with {' and '.join(names)}"
+    name = next((name for name in known if _plain(known[name].default)), next(iter(known)))
+    return f"write a mapping, such as {{{name}: {sample(block, (name,))}}}"
+
+
+def _plain(value: Any) -> TypeGuard[str | int | float]:
+    return isinstance(value, str | int | float)

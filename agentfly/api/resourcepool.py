@@ -16,19 +16,21 @@ from agentfly.api.quantity import Cpu, Memory
 PoolType = Literal["Container", "ModelService"]
 
 
-def _arm(name: str, kind: PoolType, attribute: str) -> tuple[Rule, Rule]:
+def _arm(name: str, kind: PoolType, attribute: str, example: str) -> tuple[Rule, Rule]:
     return (
         Rule(
             cel=f"self.type != '{kind}' || has(self.{name})",
             holds=lambda self: self.type != kind or getattr(self, attribute) is not None,
             field=name,
             problem=f"is required when type is {kind}",
+            hint=f"add {name}: {example}",
         ),
         Rule(
             cel=f"self.type == '{kind}' || !has(self.{name})",
             holds=lambda self: self.type == kind or getattr(self, attribute) is None,
             field=name,
             problem=f"is allowed only when type is {kind}",
+            hint=f"remove {name}",
         ),
     )
 
@@ -89,6 +91,7 @@ class ModelService(ApiModel):
             holds=lambda self: self.gpus == 0 or self.tensor_parallel <= self.gpus,
             field="tensorParallel",
             problem="is more than gpus",
+            hint="set tensorParallel to gpus or less",
         ),
     )
 
@@ -169,13 +172,13 @@ class ResourcePoolSpec(ApiModel):
         default=Reuse(), description="Retirement of members. Absent: only dirty members are retired."
     )
     rules: ClassVar = (
-        *_arm("container", "Container", "container"),
-        *_arm("modelService", "ModelService", "model_service"),
+        *_arm("container", "Container", "container", "{image: host}"),
+        *_arm("modelService", "ModelService", "model_service", "{model: DIR, maxModelLen: 4096}"),
         Rule(
             cel="self.scope != 'Global' || self.type == 'ModelService'",
             holds=lambda self: self.scope != "Global" or self.type == "ModelService",
             field="scope",
-            problem="is Global, and a Container has one holder at a time",
+            problem="does not suit a Container, which has one holder at a time",
             hint="set scope to Rollout",
         ),
     )

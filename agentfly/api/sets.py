@@ -1,7 +1,7 @@
 """`--set path=value`: one field of one object, changed on the command line.
 
 Guarantees:
-1. The path is checked against the model before anything is changed; a misspelt field gets a hint.
+1. The path is checked against the model before anything is changed; what is wrong with it gets a remedy.
 2. Blocks that the manifest left out are made on the way. null removes the field.
 """
 
@@ -11,9 +11,10 @@ from typing import Any
 
 from agentfly.api import shape, tree
 from agentfly.api.base import ApiModel
-from agentfly.api.problems import NOTHING, Complaint, instead
-from agentfly.api.tree import Where
+from agentfly.api.problems import NOTHING, Complaint, instead, path_text, sample
+from agentfly.api.tree import Flaw, Where, Wrong
 
+_FORM = ("write path=value, as in steps=30",)
 _POOL = re.compile(r"pool/(?P<name>[^.]+)\.(?P<path>.+)")
 
 
@@ -33,7 +34,9 @@ class Assignment:
             above = shape.below(model, self.where[: length - 1])
             owner = shape.model_of(above)
             if owner is None:
-                return Complaint(self.where[: length - 1], NOTHING, "has no fields that can be set")
+                where = self.where[: length - 1]
+                hint = f"set {path_text(where)} itself, to a value such as {sample(model, where)}"
+                return Complaint(where, NOTHING, "has no fields that can be set", (hint,))
             known = shape.fields(owner)
             return Complaint(
                 self.where[:length],
@@ -47,16 +50,16 @@ class Assignment:
 def parse(text: str) -> tuple[str | None, Where, Any]:
     """`path=value` as (name of a pool or None for the run or job, path from the root, value).
 
-    ValueError with the reason for what has another form.
+    Raises Wrong for what has another form.
     """
     path, equals, written = text.partition("=")
     if not equals or not path:
-        raise ValueError("is not path=value")
+        raise Wrong(Flaw(None, (), "is not path=value", _FORM))
     found = _POOL.fullmatch(path)
     pool, path = (found["name"], found["path"]) if found else (None, path)
     parts = path.removeprefix("spec.").split(".")
     if "/" in path or not all(parts):
-        raise ValueError(f"{path} is not a path of fields joined by dots")
+        raise Wrong(Flaw(None, (), f"{path} is not a path of fields joined by dots", _FORM))
     return pool, ("spec", *parts), tree.read_value(written)
 
 

@@ -3,10 +3,13 @@
 Guarantees:
 1. Every key and list item has the line it was written on, also below anchors and merge keys.
 2. Scalars mean what they mean to kubectl: 1e-6 is a number, dates and 12:30 are text, yes and off booleans.
-3. What is not one mapping of unique keys per document is a flaw with its line; other documents are read.
+3. What is not one mapping of unique keys per document is a flaw with its line and a remedy; other documents
+   are read.
 4. No input makes it recurse or grow without bound.
 """
 
+import difflib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,7 +35,7 @@ class Flaw:
     line: int | None
     where: Where
     problem: str
-    hints: tuple[str, ...] = ()
+    hints: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,17 @@ for _tag, _pattern in (
     _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), None)
 
 
-class _Wrong(Exception):
+class Wrong(ValueError):
+    """A text that cannot be used, with its flaw."""
+
     def __init__(self, flaw: Flaw) -> None:
+        super().__init__(flaw.problem)
         self.flaw = flaw
+
+
+def _too_large(line: int, where: Where) -> Flaw:
+    hint = f"keep a document below {MAX_DEPTH} levels and {MAX_NODES} values"
+    return Flaw(line, where, "is nested too deep or too large", (hint,))
 
 
 def _line(node: yaml.Node) -> int:
@@ -92,7 +103,7 @@ class _Builder:
     def build(self, node: yaml.Node, where: Where) -> Any:
         self._nodes += 1
         if self._nodes > MAX_NODES or len(where) > MAX_DEPTH:
-            raise _Wrong(Flaw(_line(node), where[:1], "is nested too deep or too large"))
+            raise Wrong(_too_large(_line(node), where[:1]))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, where)
         if isinstance(node, yaml.SequenceNode):
@@ -122,7 +133,8 @@ class _Builder:
 
     def _merge(self, source: yaml.Node, where: Where) -> dict[str, Any]:
         if not isinstance(source, yaml.MappingNode):
-            raise _Wrong(Flaw(_line(source), where, "<< needs a mapping"))
+            hint = "give it the alias of a mapping, as in <<: *base"
+            raise Wrong(Flaw(_line(source), where, "<< needs a mapping", (hint,)))
         inner = _Builder()
         inner._nodes = self._nodes
         value: dict[str, Any] = inner.build(source, where)
@@ -134,7 +146,8 @@ class _Builder:
     @staticmethod
     def _key(key: yaml.Node, where: Where) -> str:
         if not isinstance(key, yaml.ScalarNode):
-            raise _Wrong(Flaw(_line(key), where, "has a key that is a list or a mapping"))
+            hints = ("put quotes around text that begins with { or [",)
+            raise Wrong(Flaw(_line(key), where, "has a key that is a list or a mapping", hints))
         return str(key.value)
 
     @staticmethod
@@ -152,7 +165,26 @@ class _Builder:
             case "str":
                 return text
             case tag:
-                raise _Wrong(Flaw(_line(node), where, f"has the tag {tag}, which is not supported"))
+                written = tag if tag.startswith("!") else f"!!{tag}"
+                problem = f"has the tag {written}, which is not supported"
+                raise Wrong(Flaw(_line(node), where, problem, (f"remove {written}",)))
+
+
+_REMEDIES = (
+    ("unknown escape character", "write \\\\ for each backslash between double quotes"),
+    ("scanning an alias", "put quotes around text that begins with *"),
+    ("scanning an anchor", "put quotes around text that begins with &"),
+    ("flow mapping", "put , between its entries and } at its end"),
+    ("flow sequence", "put , between its entries and ] at its end"),
+    ("flow node", "end each { with } and each [ with ]"),
+    ("<document start>", "begin the next document with ---"),
+    ("quoted scalar", "end the text with the quote it begins with"),
+    ("undefined alias", "put quotes around text that begins with *"),
+    ("cannot start any token", "put quotes around the text that begins with this character"),
+    ("could not find expected ':'", "put ': ' between the name of the field and its value"),
+    ("", "indent it like the line above, or two spaces further for what belongs to that line"),
+)
+"""Part of what the parser says -> remedy; the first that fits."""
 
 
 def _opening(node: yaml.Node, text: str) -> int:
@@ -174,7 +206,7 @@ def _document(node: yaml.Node, number: int, text: str, reading: Reading) -> None
     builder = _Builder()
     try:
         value = builder.build(node, ())
-    except _Wrong as wrong:
+    except Wrong as wrong:
         reading.flaws += [*builder.flaws, wrong.flaw]
         return
     reading.flaws += builder.flaws
@@ -192,10 +224,18 @@ def _syntax(error: yaml.YAMLError, text: str) -> Flaw:
         if "\t" in written[: len(written) - len(written.lstrip())]:
             return Flaw(line, (), "is indented with a tab", ("use spaces",))
         reason = ": ".join(part for part in (error.context, error.problem) if part)
-        return Flaw(line, (), f"not YAML: {reason}")
+        return Flaw(line, (), f"not YAML: {reason}", (_mended(reason, written),))
     position = getattr(error, "position", 0)
     line = text.count("\n", 0, position) + 1
-    return Flaw(line, (), f"not YAML: character {ord(text[position]):#x} is not allowed")
+    problem = f"not YAML: character {ord(text[position]):#x} is not allowed"
+    return Flaw(line, (), problem, ("remove the character",))
+
+
+def _mended(reason: str, written: str) -> str:
+    """The remedy for what the parser of YAML says about a line."""
+    if "mapping values are not allowed" in reason and written.count(": ") > 1:
+        return "put quotes around text that has ': ' inside"
+    return next(remedy for part, remedy in _REMEDIES if part in reason)
 
 
 def _nodes(text: str) -> Iterator[yaml.Node]:
@@ -216,9 +256,10 @@ def read(text: str) -> Reading:
     except yaml.YAMLError as error:
         reading.flaws.append(_syntax(error, text))
     except RecursionError:
-        reading.flaws.append(Flaw(1, (), "is nested too deep or too large"))
+        reading.flaws.append(_too_large(1, ()))
     if not reading.documents and not reading.flaws:
-        reading.flaws.append(Flaw(None, (), "has no objects"))
+        hints = ("begin an object with apiVersion: agentfly.dev/v1alpha1",)
+        reading.flaws.append(Flaw(None, (), "has no objects", hints))
     return reading
 
 
@@ -227,7 +268,8 @@ def read_file(path: Path) -> Reading:
     try:
         data = path.read_bytes()
     except OSError as error:
-        return Reading(flaws=[Flaw(None, (), f"cannot be read: {error.strerror}")])
+        problem = f"cannot be read: {error.strerror}"
+        return Reading(flaws=[Flaw(None, (), problem, (_readable(path, error),))])
     try:
         return read(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -236,12 +278,36 @@ def read_file(path: Path) -> Reading:
         return Reading(flaws=[Flaw(line, (), problem, ("save the file as UTF-8",))])
 
 
+def _readable(path: Path, error: OSError) -> str:
+    """The remedy for a file that cannot be read."""
+    if isinstance(error, PermissionError):
+        return f"make it readable: chmod u+r {path}"
+    if isinstance(error, IsADirectoryError):
+        manifests = _beside(path)
+        return f"name a file in it, such as {path / (manifests[0] if manifests else 'run.yaml')}"
+    beside = {Path(name).stem: name for name in _beside(path.parent)}
+    near = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {path.with_name(beside[near[0]])}?"
+    if not path.parent.is_dir():
+        return f"name a file in a folder that exists; {path.parent.absolute()} does not"
+    return f"name a file that is in {path.parent.absolute()}"
+
+
+def _beside(folder: Path) -> list[str]:
+    """The YAML files of a folder, by name."""
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith((".yaml", ".yml")))
+    except OSError:
+        return []
+
+
 def read_value(text: str) -> Any:
-    """One YAML value, as on a command line. ValueError with the reason when it is not one."""
+    """One YAML value, as on a command line. Raises Wrong when it is not one."""
     try:
         nodes = list(_nodes(text))
         return _Builder().build(nodes[0], ()) if nodes else None
     except yaml.YAMLError as error:
-        raise ValueError(_syntax(error, text).problem) from None
-    except _Wrong as wrong:
-        raise ValueError(wrong.flaw.problem) from None
+        raise Wrong(_syntax(error, text)) from None
+    except RecursionError:
+        raise Wrong(_too_large(1, ())) from None

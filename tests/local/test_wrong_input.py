@@ -81,11 +81,12 @@ WRONG = {
         manifest=("steps: 3", "steps: 3\n  stepz: 4"),
     ),
     "negative capacity": Wrong(
-        "run.yaml:7: spec.capacity.min: -1 is less than 0",
+        "run.yaml:7: spec.capacity.min: -1 is less than 0\n  hint: use 0 or more",
         manifest=("min: 1", "min: -1"),
     ),
     "negative capacity by a flag": Wrong(
-        "--set pool/shell.capacity.max=-4: spec.capacity.max: -4 is less than 1",
+        "--set pool/shell.capacity.max=-4: spec.capacity.max: -4 is less than 1\n"
+        "  hint: use 1 or more",
         flags=("--set", "pool/shell.capacity.max=-4"),
     ),
     "missing file of the agent": Wrong(
@@ -294,7 +295,9 @@ def test_all_errors_of_a_manifest_are_told_at_once(here: Path) -> None:
     done = agentfly(here, "run", "-f", "run.yaml")
     assert done.stderr == (
         "run.yaml:7: spec.capacity.min: -1 is less than 0\n"
+        "  hint: use 0 or more\n"
         'run.yaml:17: spec.steps: "three" is not a whole number\n'
+        "  hint: write a whole number, such as 100\n"
     )
     assert done.returncode == 2
 
@@ -306,7 +309,6 @@ def test_all_errors_of_a_manifest_are_told_at_once(here: Path) -> None:
         (("run",), "agentfly run: error: the following arguments are required: -f/--file"),
         (("run", "-f", "a", "--st", "x"), None),
         (("train",), "agentfly: error: argument COMMAND: invalid choice: 'train' (choose from 'run',"),
-        (("run", "-f", "no.yaml"), "no.yaml: cannot be read: No such file or directory"),
     ],
 )
 def test_wrong_command_lines_are_refused(here: Path, arguments: tuple[str, ...], error: str | None) -> None:
@@ -315,6 +317,14 @@ def test_wrong_command_lines_are_refused(here: Path, arguments: tuple[str, ...],
     if error is not None:
         assert done.stderr.splitlines()[-1].startswith(error)
     assert "Traceback" not in done.stderr
+
+
+def test_manifest_that_is_not_there_is_refused_with_the_one_that_is(here: Path) -> None:
+    done = agentfly(here, "run", "-f", "rnu.yaml")
+    assert done.stderr == (
+        "rnu.yaml: cannot be read: No such file or directory\n  hint: did you mean run.yaml?\n"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 # Help, doctor, crds.

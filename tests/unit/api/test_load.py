@@ -1,6 +1,7 @@
 """Reading manifests; the sections have the numbers of the guarantees in agentfly.api.load."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -99,19 +100,29 @@ def test_every_pinned_text_has_its_manifest() -> None:
     assert sorted(path.with_suffix(".yaml").name for path in WRONG.glob("*.txt")) == NAMES
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_error_is_followed_by_a_remedy(name: str) -> None:
+    lines = [*(WRONG / name).with_suffix(".txt").read_text().splitlines(), ""]
+    errors = [(line, below) for line, below in pairwise(lines) if not line.startswith("  hint: ")]
+    assert errors
+    assert [line for line, below in errors if not below.startswith("  hint: ")] == []
+
+
 def test_errors_carry_file_line_path_value_problem_and_hints(manifest: Path) -> None:
     manifest.write_text(RIGHT.replace("max: 4", "max: -1"))
     with pytest.raises(InvalidManifests) as caught:
         load_manifests(manifest)
     assert caught.value.errors == (
-        ManifestError(str(manifest), 8, "spec.capacity.max", -1, "is less than 1", ()),
+        ManifestError(str(manifest), 8, "spec.capacity.max", -1, "is less than 1", ("use 1 or more",)),
     )
     assert isinstance(caught.value, AgentflyError)
     assert caught.value.message == f"{manifest}:8: spec.capacity.max: -1 is less than 1"
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    assert refusals(tmp_path / "no.yaml") == "<here>/no.yaml: cannot be read: No such file or directory"
+    assert refusals(tmp_path / "no.yaml") == (
+        "<here>/no.yaml: cannot be read: No such file or directory\n  hint: name a file that is in <here>"
+    )
 
 
 # 2. Flags.
@@ -157,7 +168,7 @@ def test_the_file_is_left_as_it_was(manifest: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("steps=0", "--set steps=0: spec.steps: 0 is less than 1"),
+        ("steps=0", "--set steps=0: spec.steps: 0 is less than 1\n  hint: use 1 or more"),
         (
             "step=3",
             "--set step=3: spec.step: is not a known field\n  hint: did you mean steps?",
@@ -167,8 +178,16 @@ def test_the_file_is_left_as_it_was(manifest: Path) -> None:
             "--set rollout.timeouts.call=3: spec.rollout.timeouts.call: is not a known field\n"
             "  hint: use one of callSeconds, turnSeconds, rolloutSeconds",
         ),
-        ("steps.x=3", "--set steps.x=3: spec.steps: has no fields that can be set"),
-        ("pools.0=x", "--set pools.0=x: spec.pools: has no fields that can be set"),
+        (
+            "steps.x=3",
+            "--set steps.x=3: spec.steps: has no fields that can be set\n"
+            "  hint: set spec.steps itself, to a value such as 100",
+        ),
+        (
+            "pools.0=x",
+            "--set pools.0=x: spec.pools: has no fields that can be set\n"
+            "  hint: set spec.pools itself, to a value such as [a, b]",
+        ),
         ("steps", "--set steps: is not path=value\n  hint: write path=value, as in steps=30"),
         ("=3", "--set =3: is not path=value\n  hint: write path=value, as in steps=30"),
         (
@@ -187,6 +206,10 @@ def test_the_file_is_left_as_it_was(manifest: Path) -> None:
             "--set pool/shel.capacity.max=3: the file has no ResourcePool shel\n  hint: did you mean shell?",
         ),
         (
+            "pool/other.capacity.max=3",
+            "--set pool/other.capacity.max=3: the file has no ResourcePool other\n  hint: use shell",
+        ),
+        (
             "pools=[shel]",
             "--set pools=[shel]: spec.pools[0]: shel is no ResourcePool of this file\n"
             "  hint: did you mean shell?",
@@ -198,7 +221,8 @@ def test_the_file_is_left_as_it_was(manifest: Path) -> None:
         ),
         (
             "pool/shell.capacity.max=0",
-            "--set pool/shell.capacity.max=0: spec.capacity.max: 0 is less than 1",
+            "--set pool/shell.capacity.max=0: spec.capacity.max: 0 is less than 1\n"
+            "  hint: use 1 or more",
         ),
         ("agent=null", "--set agent=null: spec.agent: is missing\n"
                        '  hint: add agent: The agent, as {entrypoint: "agent.py:agent"}'),
@@ -209,20 +233,45 @@ def test_what_is_wrong_with_a_flag_is_said_of_the_flag(manifest: Path, flag: str
 
 
 def test_a_value_that_is_no_yaml_is_said_of_the_flag(manifest: Path) -> None:
-    assert refusals(manifest, ["steps=["]).startswith("--set steps=[: not YAML: ")
+    error, hint = refusals(manifest, ["steps=["]).splitlines()
+    assert error.startswith("--set steps=[: not YAML: ")
+    assert hint == "  hint: end each { with } and each [ with ]"
 
 
 def test_a_flag_needs_one_run(manifest: Path) -> None:
     manifest.write_text(RIGHT + "---\n" + RIGHT.split("---\n")[1].replace("first", "second"))
-    assert refusals(manifest, ["steps=3"]) == "--set steps=3: the file has 2 TrainingRun or RolloutJob"
+    assert refusals(manifest, ["steps=3"]) == (
+        "--set steps=3: the file has 2 TrainingRun or RolloutJob\n"
+        "  hint: keep one TrainingRun or RolloutJob in the file"
+    )
     manifest.write_text(RIGHT.split("---\n", maxsplit=1)[0])
-    assert refusals(manifest, ["steps=3"]) == "--set steps=3: the file has no TrainingRun or RolloutJob"
+    assert refusals(manifest, ["steps=3"]) == (
+        "--set steps=3: the file has no TrainingRun or RolloutJob\n"
+        "  hint: add a TrainingRun or RolloutJob to the file"
+    )
+
+
+def test_a_flag_for_a_pool_needs_one_of_that_name(manifest: Path) -> None:
+    pool, run = RIGHT.split("---\n")
+    manifest.write_text(
+        "---\n".join([pool, pool.replace("  name: shell", "  name: shell\n  namespace: lab"), run])
+    )
+    assert refusals(manifest, ["pool/shell.capacity.max=3"]) == (
+        "--set pool/shell.capacity.max=3: the file has 2 ResourcePool shell\n"
+        "  hint: keep one ResourcePool shell in the file"
+    )
+    manifest.write_text(run)
+    assert refusals(manifest, ["pool/shell.capacity.max=3", "pools=[]"]) == (
+        "--set pool/shell.capacity.max=3: the file has no ResourcePool shell\n"
+        "  hint: add a ResourcePool shell to the file"
+    )
 
 
 def test_a_rule_that_a_flag_breaks_is_said_of_the_flag(manifest: Path) -> None:
     assert refusals(manifest, ["rollout.timeouts.callSeconds=200"]) == (
         "--set rollout.timeouts.callSeconds=200: "
-        "spec.rollout.timeouts.callSeconds: 200 is more than turnSeconds"
+        "spec.rollout.timeouts.callSeconds: 200 is more than turnSeconds\n"
+        "  hint: set callSeconds to turnSeconds or less"
     )
 
 
@@ -233,7 +282,8 @@ def test_errors_of_file_and_flags_come_together(manifest: Path) -> None:
         "  hint: raise max or lower min\n"
         "<here>/run.yaml:21: spec.stepz: is not a known field\n"
         "  hint: did you mean steps?\n"
-        '--set seed=x: spec.seed: "x" is not a whole number'
+        '--set seed=x: spec.seed: "x" is not a whole number\n'
+        "  hint: write a whole number, such as 0"
     )
 
 
@@ -250,7 +300,9 @@ def test_a_pool_of_another_namespace_is_another_pool(manifest: Path) -> None:
 
 def test_a_pool_that_is_wrong_itself_counts_as_there(manifest: Path) -> None:
     manifest.write_text(RIGHT.replace("max: 4", "max: 0"))
-    assert refusals(manifest).splitlines() == ["<here>/run.yaml:8: spec.capacity.max: 0 is less than 1"]
+    assert refusals(manifest) == (
+        "<here>/run.yaml:8: spec.capacity.max: 0 is less than 1\n  hint: use 1 or more"
+    )
 
 
 def test_a_script_that_is_not_used_need_not_exist(manifest: Path) -> None:
@@ -325,6 +377,7 @@ def test_no_file_and_no_flag_makes_it_fall_over(
         errors = invalid.errors
     assert errors or found.pools or found.runs
     assert all(error.line is None or 1 <= error.line <= len(lines) + 1 for error in errors)
+    assert all(error.hints for error in errors)
 
 
 # 4. Nothing is run: agent.py and model.py of every test above end the process.
@@ -378,6 +431,122 @@ def test_the_nearest_word_ignores_case_and_underscores(word: str, near: str | No
 
 def test_an_error_of_the_whole_file_has_neither_line_nor_path() -> None:
     assert str(ManifestError("a.yaml", None, "", NOTHING, "has no objects")) == "a.yaml: has no objects"
+
+
+def test_every_rule_has_a_remedy() -> None:
+    models = [ApiModel]
+    for model in models:
+        models += model.__subclasses__()
+    rules = [rule for model in models for rule in model.rules]
+    assert len(rules) > 10
+    assert [rule.problem for rule in rules if not rule.hint] == []
+
+
+ITEM = "Settings of verl in Hydra's form (trainer.x=y), applied last; the last wins"
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "hint"),
+    [
+        ("rollout=3", "spec.rollout: 3 is not a mapping", "write a mapping, such as {groupSize: 8}"),
+        ("agent=a", 'spec.agent: "a" is not a mapping', 'write {entrypoint: "agent.py:agent"}'),
+        ("model.build=a", 'spec.model.build: "a" is not a mapping', "write a mapping with script"),
+        ("pools={}", "spec.pools: a mapping is not a list", "begin each entry with '- '"),
+        ("overrides=[{}]", "spec.overrides[0]: a mapping is not text", f"write text: {ITEM}"),
+        ("pools=[shell, shell]", "spec.pools: has shell twice", "write shell once"),
+        ("steps='2.5'", 'spec.steps: "2.5" is not a whole number', "write a whole number, such as 100"),
+        ("steps='true'", 'spec.steps: "true" is not a whole number', "write a whole number, such as 100"),
+        (
+            "rollout.temperature='.5'",
+            'spec.rollout.temperature: ".5" is not a number',
+            "write .5 without quotes",
+        ),
+        ("seed=3000000000", "spec.seed: 3000000000 is more than 2147483647", "use 2147483647 or less"),
+        (
+            "algorithm.learningRate=0",
+            "spec.algorithm.learningRate: 0 is not more than 0",
+            "use more than 0, such as 1e-06",
+        ),
+        (
+            "algorithm.clipLow=1",
+            "spec.algorithm.clipLow: 1 is not less than 1",
+            "use less than 1, such as 0.2",
+        ),
+        (
+            "rollout.maxDriftFraction=no",
+            "spec.rollout.maxDriftFraction: false is not a number",
+            "write a number, such as 0",
+        ),
+        (
+            "pool/shell.type=x",
+            "spec.type: x is not one of Container, ModelService",
+            "use one of Container, ModelService",
+        ),
+        (
+            "pool/shell.type.x=x",
+            "spec.type: has no fields that can be set",
+            "set spec.type itself, to a value such as Container",
+        ),
+        ("pool/shell.container.image=''", 'spec.container.image: "" is empty', "write text, such as host"),
+        (
+            'pool/shell.container.image="\\ud800"',
+            'spec.container.image: "\ud800" is not text in Unicode',
+            "write text, such as host",
+        ),
+        (
+            "pool/shell.container.network='true'",
+            'spec.container.network: "true" is not true or false',
+            "write true without quotes",
+        ),
+        (
+            "pool/shell.container.network=1",
+            "spec.container.network: 1 is not true or false",
+            "write true or false",
+        ),
+        (
+            "pool/shell.container.env=[]",
+            "spec.container.env: a list is not a mapping",
+            "write a mapping, such as {name: text}",
+        ),
+        (
+            "pool/shell.container.env.A.b=1",
+            "spec.container.env.A: has no fields that can be set",
+            "set spec.container.env.A itself, to a value such as text",
+        ),
+        (
+            f"pool/shell.container.env={{{', '.join(f'A{n}: b' for n in range(65))}}}",
+            "spec.container.env: has 65 entries, more than 64",
+            "keep 64 entries or less",
+        ),
+        ("pool/shell.reuse=x", 'spec.reuse: "x" is not a mapping', "write a mapping, such as {maxReuses: 0}"),
+        (
+            "pool/shell.capacity.min.x=x",
+            "spec.capacity.min: has no fields that can be set",
+            "set spec.capacity.min itself, to a value such as 0",
+        ),
+    ],
+)
+def test_a_remedy_has_the_value_to_use(manifest: Path, flag: str, text: str, hint: str) -> None:
+    assert refusals(manifest, [flag]) == f"--set {flag}: {text}\n  hint: {hint}"
+
+
+def test_what_the_api_server_writes_has_remedies_too(manifest: Path) -> None:
+    manifest.write_text(
+        RIGHT.replace("  name: shell", "  name: shell\n  creationTimestamp: 2026-01-31").replace(
+            "---", "status:\n  conditions: [{type: '0', status: x, reason: a, message: a}]\n---"
+        )
+    )
+    assert refusals(manifest).splitlines() == [
+        "<here>/run.yaml:5: metadata.creationTimestamp: 2026-01-31 is not a time with its zone",
+        "  hint: write it as 2026-01-31T12:00:00Z",
+        "<here>/run.yaml:11: status.conditions[0].type: 0 does not match "
+        "^[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        "  hint: write text: What is observed; one of agentfly.api.reasons.ConditionType",
+        "<here>/run.yaml:11: status.conditions[0].status: x is not one of True, False, Unknown",
+        "  hint: use one of True, False, Unknown",
+        "<here>/run.yaml:11: status.conditions[0].lastTransitionTime: is missing",
+        "  hint: add lastTransitionTime: When status last changed to another value",
+    ]  # fmt: skip
 
 
 # The way in a model, agentfly.api.shape.

@@ -13,6 +13,18 @@ SERVICE: dict[str, Any] = {
     "modelService": {"model": "m", "maxModelLen": 1024},
 }
 TIMEOUTS = "spec.rollout.timeouts"
+TASKS = (
+    "spec.tasks: exactly one of entrypoint and path must be set; "
+    "keep entrypoint: agent.py:tasks or path: tasks.jsonl"
+)
+PROMPT = (
+    "spec.rollout.maxPromptTokens: maxPromptTokens leaves no room below maxContextTokens; "
+    "set maxPromptTokens to less than maxContextTokens"
+)
+TURN = (
+    "spec.rollout.maxTokensPerTurn: maxTokensPerTurn leaves no room below maxContextTokens; "
+    "set maxTokensPerTurn to less than maxContextTokens"
+)
 
 REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "min above max": (
@@ -23,68 +35,82 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "a Container pool without its arm": (
         "ResourcePool",
         {"container": None},
-        ["spec.container: container is required when type is Container"],
+        ["spec.container: container is required when type is Container; add container: {image: host}"],
     ),
     "a Container pool with both arms": (
         "ResourcePool",
         {"modelService": SERVICE["modelService"]},
-        ["spec.modelService: modelService is allowed only when type is ModelService"],
+        ["spec.modelService: modelService is allowed only when type is ModelService; remove modelService"],
     ),
     "a ModelService pool with the wrong arm": (
         "ResourcePool",
         {"type": "ModelService"},
         [
-            "spec.container: container is allowed only when type is Container",
-            "spec.modelService: modelService is required when type is ModelService",
+            "spec.container: container is allowed only when type is Container; remove container",
+            "spec.modelService: modelService is required when type is ModelService; "
+            "add modelService: {model: DIR, maxModelLen: 4096}",
         ],
     ),
     "a Container shared by all": (
         "ResourcePool",
         {"scope": "Global"},
-        ["spec.scope: scope is Global, and a Container has one holder at a time; set scope to Rollout"],
+        ["spec.scope: scope does not suit a Container, which has one holder at a time; set scope to Rollout"],
     ),
     "tensor parallelism above the GPUs": (
         "ResourcePool",
         {**SERVICE, "modelService.gpus": 1, "modelService.tensorParallel": 2},
-        ["spec.modelService.tensorParallel: tensorParallel is more than gpus"],
+        [
+            "spec.modelService.tensorParallel: tensorParallel is more than gpus; "
+            "set tensorParallel to gpus or less"
+        ],
     ),
     "tasks from two places": (
         "TrainingRun",
         {"tasks.path": "t.jsonl"},
-        ["spec.tasks: exactly one of entrypoint and path must be set"],
+        [TASKS],
     ),
     "tasks from nowhere": (
         "RolloutJob",
         {"tasks.path": None},
-        ["spec.tasks: exactly one of entrypoint and path must be set"],
+        [TASKS],
     ),
-    "no model": ("TrainingRun", {"model.build": None}, ["spec.model: one of path and build must be set"]),
+    "no model": (
+        "TrainingRun",
+        {"model.build": None},
+        ["spec.model: one of path and build must be set; set path to a directory in Hugging Face layout"],
+    ),
     "a call longer than its turn": (
         "TrainingRun",
         {"rollout.timeouts.callSeconds": 121},
-        [f"{TIMEOUTS}.callSeconds: callSeconds is more than turnSeconds"],
+        [
+            f"{TIMEOUTS}.callSeconds: callSeconds is more than turnSeconds; "
+            "set callSeconds to turnSeconds or less"
+        ],
     ),
     "a turn longer than its rollout": (
         "RolloutJob",
         {"rollout.timeouts.turnSeconds": 601},
-        [f"{TIMEOUTS}.turnSeconds: turnSeconds is more than rolloutSeconds"],
+        [
+            f"{TIMEOUTS}.turnSeconds: turnSeconds is more than rolloutSeconds; "
+            "set turnSeconds to rolloutSeconds or less"
+        ],
     ),
     "a prompt that fills the context": (
         "TrainingRun",
         {"rollout.maxPromptTokens": 4096},
-        ["spec.rollout.maxPromptTokens: maxPromptTokens leaves no room below maxContextTokens"],
+        [PROMPT],
     ),
     "a turn that fills the context": (
         "TrainingRun",
         {"rollout.maxTokensPerTurn": 4096},
-        ["spec.rollout.maxTokensPerTurn: maxTokensPerTurn leaves no room below maxContextTokens"],
+        [TURN],
     ),
     "two rules of one block at once": (
         "TrainingRun",
         {"rollout.maxContextTokens": 2},
         [
-            "spec.rollout.maxPromptTokens: maxPromptTokens leaves no room below maxContextTokens",
-            "spec.rollout.maxTokensPerTurn: maxTokensPerTurn leaves no room below maxContextTokens",
+            PROMPT,
+            TURN,
         ],
     ),
     "a group of one": (

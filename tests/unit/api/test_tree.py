@@ -1,5 +1,6 @@
 """YAML with lines; the sections have the numbers of the guarantees in agentfly.api.tree."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
     max_leaves=12,
 )
+
+
+INDENT = "indent it like the line above, or two spaces further for what belongs to that line"
+NOTHING = Flaw(None, (), "has no objects", ("begin an object with apiVersion: agentfly.dev/v1alpha1",))
 
 
 def one(text: str) -> tree.Document:
@@ -136,8 +141,8 @@ def test_an_integer_of_any_length_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ("", Flaw(None, (), "has no objects")),
-        ("# nothing\n", Flaw(None, (), "has no objects")),
+        ("", NOTHING),
+        ("# nothing\n", NOTHING),
         ("a: 1\na: 2\n", Flaw(2, ("a",), "is given twice; first on line 1", ("remove one of the two",))),
         (
             "a:\n- b: 1\n  b: 2\n",
@@ -154,17 +159,63 @@ def test_an_integer_of_any_length_is_read() -> None:
             ),
         ),
         ("a:\n\tb: 1\n", Flaw(2, (), "is indented with a tab", ("use spaces",))),
-        ("a: \x00\n", Flaw(1, (), "not YAML: character 0x0 is not allowed")),
-        ("a: 1\nb: \x07\n", Flaw(2, (), "not YAML: character 0x7 is not allowed")),
-        ("a: *b\n", Flaw(1, (), "not YAML: found undefined alias 'b'")),
-        ("a: !secret x\n", Flaw(1, ("a",), "has the tag !secret, which is not supported")),
-        ("a: !!binary x\n", Flaw(1, ("a",), "has the tag binary, which is not supported")),
-        ("{[a]: 1}\n", Flaw(1, (), "has a key that is a list or a mapping")),
-        ("a: {<<: 1}\n", Flaw(1, ("a",), "<< needs a mapping")),
+        ("a: \x00\n", Flaw(1, (), "not YAML: character 0x0 is not allowed", ("remove the character",))),
+        ("a: 1\nb: \x07\n", Flaw(2, (), "not YAML: character 0x7 is not allowed", ("remove the character",))),
+        (
+            "a: *b\n",
+            Flaw(
+                1, (), "not YAML: found undefined alias 'b'", ("put quotes around text that begins with *",)
+            ),
+        ),
+        (
+            "a: !secret x\n",
+            Flaw(1, ("a",), "has the tag !secret, which is not supported", ("remove !secret",)),
+        ),
+        (
+            "a: !!binary x\n",
+            Flaw(1, ("a",), "has the tag !!binary, which is not supported", ("remove !!binary",)),
+        ),
+        (
+            "{[a]: 1}\n",
+            Flaw(
+                1,
+                (),
+                "has a key that is a list or a mapping",
+                ("put quotes around text that begins with { or [",),
+            ),
+        ),
+        (
+            "a: {<<: 1}\n",
+            Flaw(1, ("a",), "<< needs a mapping", ("give it the alias of a mapping, as in <<: *base",)),
+        ),
     ],
 )
 def test_what_is_no_object_is_a_flaw_with_its_line(text: str, flaw: Flaw) -> None:
     assert flaws(text) == [flaw]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('a: "x\n', "end the text with the quote it begins with"),
+        ('a: "\\d"\n', "write \\\\ for each backslash between double quotes"),
+        ("a: *\n", "put quotes around text that begins with *"),
+        ("a: &\n", "put quotes around text that begins with &"),
+        ("a: {{ x }}\n", "put quotes around text that begins with { or ["),
+        ("a: @x\n", "put quotes around the text that begins with this character"),
+        ("a: b: c\n", "put quotes around text that has ': ' inside"),
+        ("a: 1\nb\nc: 1\n", "put ': ' between the name of the field and its value"),
+        ("a: {b: 1\n", "put , between its entries and } at its end"),
+        ("a: [b c\n", "put , between its entries and ] at its end"),
+        ("a: [\n", "end each { with } and each [ with ]"),
+        ("{a: 1}\nb: 1\n", "begin the next document with ---"),
+        ("a: 1\n b: 2\n", INDENT),
+        ("a:\n  b: 1\n c: 1\n", INDENT),
+    ],
+)  # fmt: skip
+def test_what_is_not_yaml_has_its_remedy(text: str, hint: str) -> None:
+    (flaw,) = flaws(text)
+    assert flaw.hints == (hint,)
 
 
 def test_unfinished_text_is_reported_where_it_begins() -> None:
@@ -196,9 +247,48 @@ def test_a_file_in_another_encoding_has_the_line_of_the_byte(tmp_path: Path) -> 
     ]
 
 
-def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
-    assert tree.read_file(tmp_path / "no.yaml").flaws == [
-        Flaw(None, (), "cannot be read: No such file or directory")
+@pytest.mark.parametrize(
+    ("name", "reason", "hint"),
+    [
+        ("rnu.yaml", "No such file or directory", "did you mean {here}/run.yaml?"),
+        ("no.yaml", "No such file or directory", "name a file that is in {here}"),
+        (
+            "runs/run.yaml",
+            "No such file or directory",
+            "name a file in a folder that exists; {here}/runs does not",
+        ),
+        (
+            "run.yaml/run.yaml",
+            "Not a directory",
+            "name a file in a folder that exists; {here}/run.yaml does not",
+        ),
+        ("", "Is a directory", "name a file in it, such as {here}/run.yaml"),
+        ("empty", "Is a directory", "name a file in it, such as {here}/empty/run.yaml"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, reason: str, hint: str) -> None:
+    (tmp_path / "run.yaml").touch()
+    (tmp_path / "rnu.py").touch()
+    (tmp_path / "empty").mkdir()
+    assert tree.read_file(tmp_path / name).flaws == [
+        Flaw(None, (), f"cannot be read: {reason}", (hint.format(here=tmp_path),))
+    ]
+
+
+def test_a_file_that_is_not_readable_says_how_to_make_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert tree.read_file(tmp_path / "a.yaml").flaws == [
+        Flaw(
+            None,
+            (),
+            "cannot be read: Permission denied",
+            (f"make it readable: chmod u+r {tmp_path / 'a.yaml'}",),
+        )
     ]
 
 
@@ -218,7 +308,9 @@ def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
 )
 def test_what_grows_without_end_is_refused(text: str) -> None:
     reading = tree.read(text)
-    assert [flaw.problem for flaw in reading.flaws] == ["is nested too deep or too large"]
+    assert [(flaw.problem, flaw.hints) for flaw in reading.flaws] == [
+        ("is nested too deep or too large", ("keep a document below 64 levels and 100000 values",))
+    ]
     assert reading.documents == []
 
 
@@ -228,6 +320,7 @@ def test_no_text_makes_it_raise(text: str) -> None:
     assert reading.documents or reading.flaws
     lines = len(text.splitlines()) + 1
     assert all(flaw.line is None or 1 <= flaw.line <= lines for flaw in reading.flaws)
+    assert all(flaw.hints for flaw in reading.flaws)
 
 
 @given(st.binary(max_size=40))
@@ -248,7 +341,8 @@ def test_a_value_is_yaml(text: str, value: object) -> None:
     assert tree.read_value(text) == value
 
 
-@pytest.mark.parametrize("text", ["[", "!x 1", "*a", "\x00"])
-def test_what_is_no_value_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not YAML|not supported"):
+@pytest.mark.parametrize("text", ["[", "!x 1", "*a", "\x00", "[" * 5000])
+def test_what_is_no_value_is_refused_with_its_remedy(text: str) -> None:
+    with pytest.raises(tree.Wrong, match=r"not YAML|not supported|too deep") as caught:
         tree.read_value(text)
+    assert caught.value.flaw.hints
