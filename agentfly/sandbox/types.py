@@ -2,9 +2,10 @@
 
 Guarantees:
 1. Every value is immutable and made of plain types.
-2. ``ExecResult.text`` never hides that output was dropped.
+2. ``ExecResult.text`` never hides that output was dropped, nor that the command ran out of time or memory.
 """
 
+import signal
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -53,12 +54,27 @@ class ExecResult:
 
     @property
     def text(self) -> str:
-        """Standard output, then standard error, with a mark where either was cut."""
+        """Standard output, then standard error, with a mark where either was cut.
+
+        The last line of a command that ran out of time or memory is ``[killed: timed out]`` or
+        ``[killed: out of memory]``.
+        """
         parts = (
             _marked(self.stdout, "stdout", self.stdout_truncated),
             _marked(self.stderr, "stderr", self.stderr_truncated),
+            self._killed,
         )
         return "\n".join(part.rstrip("\n") for part in parts if part)
+
+    @property
+    def _killed(self) -> str:
+        if self.timed_out:
+            return "[killed: timed out]"
+        # ``oom`` alone may be a child that the command outlived; 137 is what a shell makes of such a child
+        # when it ends with it.
+        if self.oom and (self.signal is not None or self.exit_code == 128 + signal.SIGKILL):
+            return "[killed: out of memory]"
+        return ""
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
@@ -112,4 +128,7 @@ class ResetReport:
 
 
 def _marked(text: str, stream: str, truncated: bool) -> str:
-    return f"{text}\n[{stream}: the rest was dropped]" if truncated else text
+    if not truncated:
+        return text
+    gap = "\n" if text and not text.endswith("\n") else ""
+    return f"{text}{gap}[{stream}: the rest was dropped]"

@@ -261,9 +261,33 @@ def test_addresses_are_sockets_or_urls() -> None:
         ({}, "out"),
         ({"stderr": "err\n"}, "out\nerr"),
         ({"stdout": "", "stderr": "err"}, "err"),
-        ({"stdoutTruncated": True}, "out\n\n[stdout: the rest was dropped]"),
+        ({"stdoutTruncated": True}, "out\n[stdout: the rest was dropped]"),
+        ({"stdout": "out", "stdoutTruncated": True}, "out\n[stdout: the rest was dropped]"),
+        ({"stdout": "a\n\n", "stdoutTruncated": True}, "a\n\n[stdout: the rest was dropped]"),
+        ({"stdout": "", "stdoutTruncated": True}, "[stdout: the rest was dropped]"),
         ({"stderr": "e", "stderrTruncated": True}, "out\ne\n[stderr: the rest was dropped]"),
     ],
 )
 def test_text_joins_both_streams_and_marks_cuts(changed: dict[str, object], text: str) -> None:
+    assert ExecResult.parse({**ENDED, **changed}).text == text
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"timedOut": True, "exitCode": 137, "signal": 9}, "out\n[killed: timed out]"),
+        ({"timedOut": True, "stdout": ""}, "[killed: timed out]"),
+        ({"timedOut": True, "oom": True, "signal": 9}, "out\n[killed: timed out]"),
+        ({"oom": True, "exitCode": 137, "signal": 9}, "out\n[killed: out of memory]"),
+        ({"oom": True, "exitCode": 137}, "out\n[killed: out of memory]"),
+        ({"oom": True, "exitCode": 134, "signal": 6}, "out\n[killed: out of memory]"),
+        ({"oom": True, "exitCode": 1}, "out"),
+        ({"exitCode": 137, "signal": 9}, "out"),
+        (
+            {"stdout": "", "stderr": "err\n", "stderrTruncated": True, "timedOut": True},
+            "err\n[stderr: the rest was dropped]\n[killed: timed out]",
+        ),
+    ],
+)
+def test_last_line_of_text_says_that_time_or_memory_ran_out(changed: dict[str, object], text: str) -> None:
     assert ExecResult.parse({**ENDED, **changed}).text == text
