@@ -57,8 +57,7 @@ class RolloutRunner:
         Raises:
             AgentflyError: the job could not be started.
         """
-        with self._folder.claim():
-            self._folder.adopt(self._job.spec.to_json())
+        with self._folder.claim(self._job.spec.to_json()):
             stored = self._folder.read_status()
             if stored is not None:
                 status = RolloutJobStatus.model_validate(stored)

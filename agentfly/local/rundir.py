@@ -4,6 +4,7 @@ Guarantees:
 1. One living runner for each folder: a second one is refused while the first lives, not after it has died.
 2. ``status.json`` and ``manifest.json`` are replaced as a whole: nobody ever meets half a file.
 3. A folder is continued only with the spec it was started with; what differs is named.
+4. A refused runner leaves the folder as it was.
 """
 
 import fcntl
@@ -69,25 +70,35 @@ class RunDir:
     def suspend_request(self) -> Path:
         return self.root / "control" / "suspend"
 
+    @property
+    def _lock(self) -> Path:
+        return self.root / ".lock"
+
     @contextmanager
-    def claim(self) -> Iterator[None]:
-        """Hold the folder for this process; what agentfly logs meanwhile goes to ``logs/agentfly.log``.
+    def claim(self, spec: Mapping[str, Any]) -> Iterator[None]:
+        """Hold the folder for this process, for a run with this spec, which the folder remembers.
+
+        What agentfly logs meanwhile goes to ``logs/agentfly.log``.
 
         Raises:
-            AgentflyError: another process that still lives holds it.
+            AgentflyError: another living process holds it, or it belongs to a run with another spec.
         """
-        for folder in (
-            self.root,
-            self.logs,
-            self.trajectories,
-            self.checkpoints,
-            self.suspend_request.parent,
-        ):
-            folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        log = logging.FileHandler(self.logs / "agentfly.log", delay=True)
-        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger = logging.getLogger("agentfly")
+        if not self._lock.exists():  # a lock made for the comparison below would be left by a refusal
+            self._compare(spec)
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._locked() as lock:
+            self._compare(spec)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            for folder in (self.logs, self.trajectories, self.checkpoints, self.suspend_request.parent):
+                folder.mkdir(exist_ok=True)
+            write_whole(self.manifest, json.dumps({"spec": spec}, indent=2) + "\n")
+            with _logging_to(self.logs / "agentfly.log"):
+                yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,13 +108,8 @@ class RunDir:
                     f"run {self.name}: process {owner} is running it",
                     hints=[f"wait for it, or stop it with `kill -INT {owner}`", "or use another --name"],
                 ) from None
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
-            logger.addHandler(log)
-            yield
+            yield lock
         finally:
-            logger.removeHandler(log)
-            log.close()
             os.close(lock)
 
     def read_status(self) -> dict[str, Any] | None:
@@ -133,30 +139,38 @@ class RunDir:
             steps[record["step"]] = record
         return [steps[step] for step in sorted(steps)]
 
-    def adopt(self, spec: Mapping[str, Any]) -> None:
-        """Remember the spec of a new run, or check that a run to be continued still has its own.
+    def _compare(self, spec: Mapping[str, Any]) -> None:
+        """Refuse a spec that is not the one the run in this folder was started with."""
+        if not self.manifest.exists():
+            return
+        stored = json.loads(self.manifest.read_text())
+        changed = [
+            f"{path}: {_shown(before)} is now {_shown(after)}"
+            for path, before, after in differences(stored["spec"], spec)
+            if path.split(".")[0] not in CHANGEABLE
+        ]
+        if changed:
+            raise AgentflyError(
+                f"run {self.name}: spec.{changed[0]}; a run is continued with the spec it was started with",
+                hints=[
+                    *(f"also changed: spec.{line}" for line in changed[1:]),
+                    "give the new run a name of its own: --name NAME",
+                    f"or start over: rm -r {self.root}",
+                ],
+            )
 
-        Raises:
-            AgentflyError: the folder belongs to a run with another spec.
-        """
-        if self.manifest.exists():
-            stored = json.loads(self.manifest.read_text())
-            changed = [
-                f"{path}: {_shown(before)} is now {_shown(after)}"
-                for path, before, after in differences(stored["spec"], spec)
-                if path.split(".")[0] not in CHANGEABLE
-            ]
-            if changed:
-                raise AgentflyError(
-                    f"run {self.name}: spec.{changed[0]}; "
-                    "a run is continued with the spec it was started with",
-                    hints=[
-                        *(f"also changed: spec.{line}" for line in changed[1:]),
-                        "give the new run a name of its own: --name NAME",
-                        f"or start over: rm -r {self.root}",
-                    ],
-                )
-        write_whole(self.manifest, json.dumps({"spec": spec}, indent=2) + "\n")
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    log = logging.FileHandler(path, delay=True)
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("agentfly")
+    logger.addHandler(log)
+    try:
+        yield
+    finally:
+        logger.removeHandler(log)
+        log.close()
 
 
 def write_whole(path: Path, text: str) -> None:

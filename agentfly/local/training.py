@@ -68,8 +68,7 @@ class TrainingRunner:
         Raises:
             AgentflyError: the run could not be started.
         """
-        with self._folder.claim():
-            self._folder.adopt(self._spec.to_json())
+        with self._folder.claim(self._spec.to_json()):
             self._keeper = keeper = Keeper(self._run, self._folder, self._show)
             if keeper.finished:
                 return keeper.run.status

@@ -245,11 +245,10 @@ def _marked(mark: str) -> list[str]:
 
 
 def tree(here: Path) -> dict[str, str]:
-    """Every file and folder, with its content; the lock of a run holds the pid of whoever looked last."""
+    """Every file and folder, with its content."""
     return {
         str(path.relative_to(here)): path.read_text() if path.is_file() else "folder"
         for path in here.rglob("*")
-        if path.name != ".lock"
     }
 
 
@@ -274,8 +273,8 @@ def test_wrong_input_is_refused_with_its_remedy(here: Path, name: str) -> None:
 
 def test_run_with_another_spec_is_refused_and_stays_as_it_was(here: Path) -> None:
     folder = RunDir(here / "runs" / "demo")
-    with folder.claim():
-        folder.adopt(training_run(here / "run.yaml", [], None).run.spec.to_json())
+    with folder.claim(training_run(here / "run.yaml", [], None).run.spec.to_json()):
+        pass
     folder.metrics.write_text('{"step": 1, "reward": 0.5}\n')
     before = tree(here)
     done = agentfly(here, "run", "-f", "run.yaml", "--set", "steps=30", "--set", "pools=[]")
