@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.api import shape
@@ -347,6 +347,7 @@ SCRAPS = [
 ]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.api import tree
@@ -69,6 +69,7 @@ def test_a_later_document_counts_from_the_top_of_the_file() -> None:
     assert (second.line, second.lines) == (4, {("b",): 4})
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.dictionaries(WORDS, VALUES, min_size=1))
 def test_every_place_in_a_document_has_a_line_within_it(value: dict[str, Any]) -> None:
     text = yaml.safe_dump(value)
@@ -314,6 +315,7 @@ def test_what_grows_without_end_is_refused(text: str) -> None:
     assert reading.documents == []
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text("ab:-[]{}&*!|>'\"#%@`,? \n\t\x00é", max_size=40))
 def test_no_text_makes_it_raise(text: str) -> None:
     reading = tree.read(text)
@@ -323,6 +325,7 @@ def test_no_text_makes_it_raise(text: str) -> None:
     assert all(flaw.hints for flaw in reading.flaws)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=40))
 def test_no_bytes_make_it_raise(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("t") / "a.yaml"
