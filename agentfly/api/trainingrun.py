@@ -155,6 +155,13 @@ class TrainingRunSpec(ApiModel):
             problem="has groupSize 1, and grpo compares the rollouts of one task with each other",
             hint="set rollout.groupSize to 2 or more",
         ),
+        Rule(
+            cel="self.rollout.temperature > 0.0",
+            holds=lambda self: self.rollout.temperature > 0,
+            field="rollout",
+            problem="has temperature 0, and a greedy policy gives a group one rollout many times",
+            hint="set rollout.temperature to 1",
+        ),
     )
 
 

@@ -6,17 +6,16 @@ Guarantees:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentfly.api import TrainingRun, TrainingRunStatus
+from agentfly.api import PoolUse, TrainingRun, TrainingRunStatus
 from agentfly.api.reasons import Reason
 from agentfly.api.reasons import TrainingRunPhase as Phase
 from agentfly.api.trainingrun import CheckpointStatus, Failure
-from agentfly.local.plane import DataPlane, pool_use
 from agentfly.local.rundir import RunDir
 from agentfly.roles.status import RunSeen, training_status
 
@@ -68,17 +67,12 @@ class Keeper:
         self.seen = replace(self.seen, **changes)
         self._publish()
 
-    def observe(self, plane: DataPlane | None) -> bool:
-        """Look at the folder and the pools again; True if a step was finished: the caller publishes it."""
+    def observe(self, pools: Mapping[str, PoolUse]) -> bool:
+        """Look at the folder again; True if a step was finished: the caller publishes it."""
         size = self._folder.metrics_size()
         stepped, self._metrics_size = size > self._metrics_size, size
         if stepped:
             self.seen = replace(self.seen, steps=self._folder.read_metrics())
-        pools = (
-            {}
-            if plane is None
-            else {name: pool_use(status) for name, status in plane.engine.pool_status().items()}
-        )
         self.seen = replace(self.seen, checkpoint=newest_checkpoint(self._folder.checkpoints), pools=pools)
         if not stepped and time.monotonic() - self._written >= WRITE_EVERY_S:
             self._publish()

@@ -31,6 +31,11 @@ class DataPlane:
     engine: ResourceEngine
     broker: str
 
+    def use(self, pools: Sequence[ResourcePool]) -> dict[str, PoolUse]:
+        """The counts of these pools, as the status of a run shows them."""
+        seen = self.engine.pool_status()
+        return {pool.metadata.name: pool_use(seen[pool.metadata.name]) for pool in pools}
+
 
 @asynccontextmanager
 async def data_plane(

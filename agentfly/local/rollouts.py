@@ -16,7 +16,7 @@ from typing import Any
 from agentfly.api import ResourcePool, RolloutJob, RolloutJobStatus
 from agentfly.api.reasons import Reason
 from agentfly.api.reasons import RolloutJobPhase as Phase
-from agentfly.local.plane import DataPlane, data_plane, pool_use
+from agentfly.local.plane import DataPlane, data_plane
 from agentfly.local.processes import reason_in, role_environment, running
 from agentfly.local.rundir import RunDir
 from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, prove, unless
@@ -112,8 +112,7 @@ class RolloutRunner:
         """Follow the worker to its end; True if its time is over."""
         deadline, began = self._job.spec.run_policy.active_deadline_seconds, time.monotonic()
         while not await unless(self._stop, ends_within(worker, TICK_S)):
-            pools = {name: pool_use(status) for name, status in plane.engine.pool_status().items()}
-            self._update(pools=pools, report=self._report())
+            self._update(pools=plane.use(self._pools), report=self._report())
             if deadline is not None and time.monotonic() - began >= deadline:
                 return True
         return False

@@ -171,7 +171,7 @@ class TrainingRunner:
             )
             late = await self._watch(process, plane, len(urls))
         code = process.returncode if process.returncode is not None else KILLED
-        keeper.observe(plane)
+        keeper.observe(plane.use(self._pools))
         suspended = code == EXIT_SUSPENDED and self._stop.is_set()
         if late is not None or (code != 0 and not suspended):
             reason, message = late or _why(code, log)
@@ -189,7 +189,7 @@ class TrainingRunner:
         try:
             while not await ends_within(process, TICK_S):
                 now = time.monotonic()
-                if self._keeper.observe(plane):
+                if self._keeper.observe(plane.use(self._pools)):
                     first, last = first or now, now
                     if asked is None:
                         self._keeper.update(phase=Phase.Running, roles=_roles(servers, 1), message="")

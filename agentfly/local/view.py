@@ -54,7 +54,7 @@ def line(work: Work) -> str:
     """The work in one line of text."""
     status = work.status
     parts = [f"{status.phase or 'Pending':<10}", *figures(status)]
-    parts += [f"{name}: {members(use)}" for name, use in sorted(status.pools.items())]
+    parts += [f"{name} {members(use)}" for name, use in sorted(status.pools.items())]
     if text := message(status):
         parts.append(text)
     return "  ".join(parts).rstrip()
@@ -88,7 +88,7 @@ def figures(status: Status) -> list[str]:
 
 def members(use: PoolUse) -> str:
     """A pool's members and queue."""
-    return f"{use.ready} ready, {use.leased} leased, {use.queued} queued, max {use.max}"
+    return f"{use.leased}/{use.ready} leased, {use.queued} queued"
 
 
 def message(status: Status) -> str:

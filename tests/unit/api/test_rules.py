@@ -51,6 +51,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "add modelService: {model: DIR, maxModelLen: 4096}",
         ],
     ),
+    "training a greedy policy": (
+        "TrainingRun",
+        {"rollout.temperature": 0.0},
+        [
+            "spec.rollout: rollout has temperature 0, and a greedy policy gives a group one rollout "
+            "many times; set rollout.temperature to 1"
+        ],
+    ),
     "a Container shared by all": (
         "ResourcePool",
         {"scope": "Global"},
@@ -146,6 +154,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a ModelService shared by all": ("ResourcePool", {**SERVICE, "scope": "Global"}),
     "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),
+    "a job with a greedy policy": ("RolloutJob", {"rollout.temperature": 0.0}),
     "a job with groups of one": ("RolloutJob", {"rollout.groupSize": 1}),
 }
 

@@ -60,8 +60,7 @@ def test_a_line_is_printed_for_each_phase_message_and_step():
 
 def test_a_line_has_all_of_a_run():
     assert line(running(steps=[STEP], pools=POOLS)) == (
-        "Running     step 3/30  reward 0.250  tokens/s 431  eta 4m30s  "
-        "shell: 6 ready, 4 leased, 2 queued, max 16"
+        "Running     step 3/30  reward 0.250  tokens/s 431  eta 4m30s  shell 4/6 leased, 2 queued"
     )
 
 
