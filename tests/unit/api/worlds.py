@@ -63,7 +63,9 @@ def made(kind: str, changes: Json) -> Json:
 
 
 def complete(node: Json, value: Any) -> Any:
-    """`value` with the defaults that an API server would add."""
+    """`value` with the defaults that an API server would add, and numbers as CEL gets them."""
+    if node.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     if not isinstance(value, dict):
         return value
     filled = dict(value)
