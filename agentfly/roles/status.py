@@ -12,7 +12,7 @@ Guarantees:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from agentfly.api import (
     Condition,
@@ -31,92 +31,20 @@ from agentfly.roles.worker import WorkerReport
 
 ETA_STEPS = 10  # the rate of the last steps says more than that of the first ones, which warm up
 SHOWN_METRICS = ("reward", "reward_std", "tokens_per_s", "step_seconds", "drift_fraction", "prob_diff_max")
-Row = tuple[bool, Reason]
-
-# Of each phase: in order of Types below, whether the condition is true and why.
 _TYPES = (
-    Type.Reconciling,
-    Type.Stalled,
-    Type.RolesReady,
-    Type.Running,
-    Type.Suspended,
-    Type.Succeeded,
-    Type.Failed,
-    Type.Finished,
+    *(Type.Reconciling, Type.Stalled, Type.RolesReady, Type.Running),
+    *(Type.Suspended, Type.Succeeded, Type.Failed, Type.Finished),
 )
-_NO = (False, Reason.Working)
-_CONDITIONS: Mapping[str, tuple[Row, ...]] = {
-    "Pending": (
-        (True, Reason.Provisioning),
-        _NO,
-        (False, Reason.Provisioning),
-        (False, Reason.NotStarted),
-        _NO,
-        _NO,
-        _NO,
-        _NO,
-    ),
-    "Starting": (
-        (True, Reason.Provisioning),
-        _NO,
-        (False, Reason.Provisioning),
-        (False, Reason.NotStarted),
-        _NO,
-        _NO,
-        _NO,
-        _NO,
-    ),
-    "Running": (_NO, _NO, (True, Reason.AllReady), (True, Reason.Training), _NO, _NO, _NO, _NO),
-    "Suspending": (
-        (True, Reason.Suspending),
-        _NO,
-        (True, Reason.AllReady),
-        (True, Reason.Training),
-        _NO,
-        _NO,
-        _NO,
-        _NO,
-    ),
-    "Suspended": (
-        _NO,
-        _NO,
-        (False, Reason.SuspendedByUser),
-        (False, Reason.SuspendedByUser),
-        (True, Reason.SuspendedByUser),
-        _NO,
-        _NO,
-        _NO,
-    ),
-    "Restarting": (
-        (True, Reason.Restarting),
-        _NO,
-        (False, Reason.Restarting),
-        (False, Reason.Restarting),
-        _NO,
-        _NO,
-        _NO,
-        _NO,
-    ),
-    "Succeeded": (
-        _NO,
-        _NO,
-        (False, Reason.Completed),
-        (False, Reason.Completed),
-        _NO,
-        (True, Reason.Completed),
-        (False, Reason.Completed),
-        (True, Reason.Completed),
-    ),
-    "Failed": (
-        _NO,
-        (True, Reason.AttemptFailed),
-        (False, Reason.AttemptFailed),
-        (False, Reason.AttemptFailed),
-        _NO,
-        (False, Reason.AttemptFailed),
-        (True, Reason.AttemptFailed),
-        (True, Reason.AttemptFailed),
-    ),
+# Of each phase: why it is what it is, and which of the conditions above are true; the others are false.
+_PHASES: Mapping[str, tuple[Reason, frozenset[Type]]] = {
+    "Pending": (Reason.NotStarted, frozenset({Type.Reconciling})),
+    "Starting": (Reason.Provisioning, frozenset({Type.Reconciling})),
+    "Running": (Reason.Training, frozenset({Type.RolesReady, Type.Running})),
+    "Suspending": (Reason.Suspending, frozenset({Type.Reconciling, Type.RolesReady, Type.Running})),
+    "Suspended": (Reason.SuspendedByUser, frozenset({Type.Suspended})),
+    "Restarting": (Reason.Restarting, frozenset({Type.Reconciling})),
+    "Succeeded": (Reason.Completed, frozenset({Type.Succeeded, Type.Finished})),
+    "Failed": (Reason.AttemptFailed, frozenset({Type.Stalled, Type.Failed, Type.Finished})),
 }
 
 
@@ -148,8 +76,8 @@ class RunSeen:
 def training_status(run: TrainingRun, seen: RunSeen, now: datetime) -> TrainingRunStatus:
     """The status of a run; ``run.status`` is the one before, for the times of its conditions."""
     generation = run.metadata.generation or 1
-    saved = seen.checkpoint is not None
-    extra = {Type.Checkpointed: (saved, Reason.Saved if saved else Reason.NoneYet)}
+    before, saved = run.status.conditions, seen.checkpoint is not None
+    checkpointed = Reason.Saved if saved else Reason.NoneYet
     return TrainingRunStatus(
         observed_generation=generation,
         phase=seen.phase,
@@ -162,8 +90,9 @@ def training_status(run: TrainingRun, seen: RunSeen, now: datetime) -> TrainingR
         checkpoint=seen.checkpoint,
         last_failure=seen.failure,
         pools=dict(seen.pools),
-        conditions=_conditions(
-            seen.phase, seen.reason, seen.message, run.status.conditions, generation, now, extra
+        conditions=(
+            *_conditions(seen.phase, seen.reason, seen.message, before, generation, now),
+            _condition(Type.Checkpointed, saved, checkpointed, "", before, generation, now),
         ),
     )
 
@@ -197,9 +126,7 @@ def rollout_status(job: RolloutJob, seen: JobSeen, now: datetime) -> RolloutJobS
         if report and report.drift_fraction is not None
         else None,
         pools=dict(seen.pools),
-        conditions=_conditions(
-            seen.phase, seen.reason, seen.message, job.status.conditions, generation, now, {}
-        ),
+        conditions=_conditions(seen.phase, seen.reason, seen.message, job.status.conditions, generation, now),
     )
 
 
@@ -242,22 +169,40 @@ def _conditions(
     before: Sequence[Condition],
     generation: int,
     now: datetime,
-    extra: Mapping[Type, Row],
 ) -> tuple[Condition, ...]:
-    known = {condition.type: condition for condition in before}
-    made = []
-    for kind, (true, reason) in [*zip(_TYPES, _CONDITIONS[phase], strict=True), *extra.items()]:
-        value = "True" if true else "False"
-        old = known.get(kind.value)
-        why = failed_because if reason is Reason.AttemptFailed else reason
-        made.append(
-            Condition(
-                type=kind.value,
-                status="True" if true else "False",
-                observed_generation=generation,
-                last_transition_time=old.last_transition_time if old and old.status == value else now,
-                reason=why.value,
-                message=message if kind in _TYPES and (true or kind is Type.RolesReady) else "",
-            )
+    reason, true = _PHASES[phase]
+    if reason is Reason.AttemptFailed:
+        reason = failed_because
+    return tuple(
+        _condition(
+            kind,
+            kind in true,
+            Reason.AllReady if kind is Type.RolesReady and kind in true else reason,
+            message if kind in true or kind is Type.RolesReady else "",
+            before,
+            generation,
+            now,
         )
-    return tuple(made)
+        for kind in _TYPES
+    )
+
+
+def _condition(
+    kind: Type,
+    true: bool,
+    reason: Reason,
+    message: str,
+    before: Sequence[Condition],
+    generation: int,
+    now: datetime,
+) -> Condition:
+    status: Literal["True", "False"] = "True" if true else "False"
+    old = next((condition for condition in before if condition.type == kind), None)
+    return Condition(
+        type=kind.value,
+        status=status,
+        observed_generation=generation,
+        last_transition_time=old.last_transition_time if old and old.status == status else now,
+        reason=reason.value,
+        message=message,
+    )
