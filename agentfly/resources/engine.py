@@ -254,9 +254,10 @@ class ResourceEngine:
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline
         pending = {entry.future for entry in entries}
+        beat = min((entry.claim.pool.spec.lease_ttl_s for entry in entries), default=0.0) / BEATS_PER_TTL
+        due = loop.time() + beat
         while pending:
-            beat = min(entry.claim.pool.spec.lease_ttl_s for entry in entries) / BEATS_PER_TTL
-            timeout = max(min(end - loop.time(), beat), 0)
+            timeout = max(min(end, due) - loop.time(), 0)
             _, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
             for entry in entries:
                 if entry.future.done():
@@ -265,9 +266,13 @@ class ResourceEngine:
                         raise entry.claim.lost_error()
                 elif loop.time() >= end:
                     raise late(entry.claim, deadline)
-            for entry in entries if pending else ():
-                if entry.future.done():
-                    self._renewal(entry.claim)  # what came early must not expire while the rest is waited for
+            if loop.time() >= due:
+                due = loop.time() + beat
+                for entry in entries:
+                    if entry.future.done():
+                        self._renewal(
+                            entry.claim
+                        )  # what came early must not expire while the rest is waited for
 
     def _leave(self, entries: Iterable[Entry]) -> None:
         # Synchronous, on purpose: nothing can interrupt the way out.

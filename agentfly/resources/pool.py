@@ -147,9 +147,9 @@ class Pool(PoolState):
         if member is None:
             return False
         member.condemned = Reason.LOST
+        self._scatter(member, reason, now)  # before the verdict: who was to get it may be the first waiter
         if member.leases == 0:  # it never worked: as good as a start that failed, and paused like one
             self._failed(member, reason, now)
-        self._scatter(member, reason, now)
         return True
 
     def probed(self, member_id: str, alive: bool, now: float) -> bool:

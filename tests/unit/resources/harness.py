@@ -20,6 +20,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+TICK = 1e-9  # time never stands still: what wakes a rounding error too early must not wake for ever
+
+
 class _VirtualSelector(selectors.SelectSelector):
     now = 0.0
 
@@ -29,7 +32,8 @@ class _VirtualSelector(selectors.SelectSelector):
             return events
         if timeout is None:
             raise RuntimeError("deadlock: nothing is scheduled and nobody can wake anybody")
-        self.now += max(timeout, 0)
+        if timeout > 0:
+            self.now += max(timeout, TICK)
         return []
 
 

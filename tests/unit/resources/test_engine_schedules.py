@@ -163,6 +163,7 @@ async def queue(seed: int) -> None:
             await asyncio.sleep(rng.random())
             rng.choice(tasks).cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        runner.trouble = 0.0  # closing gives up on a stop that fails for a minute
     assert leased == [owner for owner in asked if owner in leased]
     assert runner.faults == []
 

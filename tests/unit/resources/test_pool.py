@@ -396,6 +396,16 @@ def test_fifth_failure_rejects_the_first_waiter_and_each_later_one_the_next():
     assert clock.pool.queued == 0
 
 
+def test_waiter_of_the_member_that_never_worked_is_the_one_rejected():
+    clock = Clock(max=1)
+    clock.play([ASK])
+    clock.pool.ask()
+    fail_rounds(clock, 4)
+    assert clock.play([("started", "p-5")]) == [Grant(1, "p-5")]
+    actions = clock.play([("lost", "p-5", "it took no lease")])
+    assert actions == [Reject(1, "it took no lease"), Stop("p-5", Reason.LOST)]
+
+
 def test_failures_reject_nobody_while_a_member_lives():
     clock = Clock(max=2, lease_ttl_s=1e6)
     clock.play([*held(), ASK])
