@@ -447,6 +447,9 @@ def test_asking_above_max_pending_fails_at_once_with_an_estimate():
     assert full.value.retry_after == pytest.approx(0.2 * 8 * 3), "the mean lease times those ahead"
     clock.play([("withdraw", 2)])
     assert clock.pool.ask() == 4
+    with pytest.raises(Saturated) as full:
+        clock.pool.ask()
+    assert full.value.retry_after == pytest.approx(0.2 * 8 * 3), "a waiter that left held nothing"
 
 
 def test_pool_without_a_queue_serves_what_is_free():
