@@ -32,8 +32,7 @@ $(SANDBOXD): $(VENV)/.ready $(shell find operator/sandboxd -name '*.go' -o -name
 	cd operator/sandboxd && CGO_ENABLED=0 $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
 
 demo: setup ## the main job: a small policy learns, on real vLLM, real verl, real sandboxes (SEED=n for another one)
-	@rm -rf runs/demo
-	@$(BIN)/agentfly run -f examples/quickstart/run.yaml --name demo --set seed=$(SEED)
+	@$(BIN)/agentfly run -f examples/quickstart/run.yaml --name demo --runs runs/seed$(SEED) --set seed=$(SEED)
 
 check: $(VENV)/.ready ## format, lint, types, layers, drift of the CRDs
 	$(BIN)/ruff check .

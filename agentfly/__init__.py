@@ -1,4 +1,4 @@
-"""Agentic reinforcement learning that runs on Kubernetes, and on one machine without it.
+"""Agentic reinforcement learning from a manifest: sandboxes for tools, vLLM for the policy, verl for updates.
 
 The names below are imported on first use, so that a part of the package costs only what it needs itself. To
 run rollouts from Python, import ``rollout`` or ``rollout_one`` from ``agentfly.rollout``.
