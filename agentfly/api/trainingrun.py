@@ -36,6 +36,15 @@ class Algorithm(ApiModel):
         le=100,
         description="The probability ratio is clipped above at 1 + clipHigh. Default 0.28.",
     )
+    rules: ClassVar = (
+        Rule(
+            cel="self.clipLow <= self.clipHigh",
+            holds=lambda self: self.clip_low <= self.clip_high,
+            field="clipHigh",
+            problem="is less than clipLow",
+            hint="raise clipHigh or lower clipLow",
+        ),
+    )
 
 
 class Trainer(ApiModel):

@@ -121,6 +121,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             TURN,
         ],
     ),
+    "an upper clip below the lower one": (
+        "TrainingRun",
+        {"algorithm.clipLow": 0.5},
+        ["spec.algorithm.clipHigh: clipHigh is less than clipLow; raise clipHigh or lower clipLow"],
+    ),
     "a group of one": (
         "TrainingRun",
         {"rollout.groupSize": 1},
@@ -153,6 +158,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
         {"rollout.maxPromptTokens": 4095, "rollout.maxTokensPerTurn": 4095},
     ),
     "a ModelService shared by all": ("ResourcePool", {**SERVICE, "scope": "Global"}),
+    "equal clips": ("TrainingRun", {"algorithm.clipLow": 0.28}),
     "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),
     "a job with a greedy policy": ("RolloutJob", {"rollout.temperature": 0.0}),
     "a job with groups of one": ("RolloutJob", {"rollout.groupSize": 1}),
