@@ -175,11 +175,15 @@ class ResourceEngine:
         self._turn()
 
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
-        """Renew leases; False for each that is lost. A member that does not answer has until its TTL."""
+        """Renew leases; False for each that is lost. A member that does not answer has until its TTL.
+
+        Answers within a third of the shortest TTL asked for, so that no slow member delays the others' next.
+        """
         claims = {lease_id: self._claims.of_lease(lease_id) for lease_id in lease_ids}
         renewals = {task for claim in claims.values() if claim and (task := self._renewal(claim))}
         if renewals:
-            await asyncio.wait(renewals)  # engine tasks, each with its own deadlines
+            shortest = min(claim.pool.spec.lease_ttl_s for claim in claims.values() if claim)
+            await asyncio.wait(renewals, timeout=shortest / BEATS_PER_TTL)  # the rest goes on by itself
         return {lease_id: claim is not None and claim.live for lease_id, claim in claims.items()}
 
     async def reset(self, lease_id: str) -> LeaseInfo:
@@ -357,16 +361,17 @@ class ResourceEngine:
 
     def _renewal(self, claim: Claim) -> "asyncio.Task[None] | None":
         if claim.info is not None and claim.live:
-            return self._members.call(claim.member_id, self._renew(claim, claim.member_id))
+            return self._members.call(claim.member_id, self._renew(claim, claim.member_id, claim.token))
         claim.pool.renewed(claim.ticket, _now())  # its member is on its way, or on its way back from a reset
         return None
 
-    async def _renew(self, claim: Claim, member_id: str) -> None:
+    async def _renew(self, claim: Claim, member_id: str, token: str) -> None:
         began = _now()
         try:
-            await self._members.lease(member_id, claim.owner, claim.attempt, claim.token)
+            await self._members.lease(member_id, claim.owner, claim.attempt, token)
         except LeaseLost as error:
-            claim.pool.lost(member_id, describe(error), _now())
+            if token == claim.token:  # else its reset has begun, which finds out what the member is
+                claim.pool.lost(member_id, describe(error), _now())
         except Exception as error:
             logger.warning("member %s: heartbeat failed: %s", member_id, describe(error))
             if not await self._members.alive(member_id):

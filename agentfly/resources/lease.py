@@ -269,7 +269,6 @@ class Holdings:
             if lease is None:
                 continue  # released while the renewal was on its way
             if alive.get(lease_id):
-                self._renewed[lease_id] = began
-            expired = loop.time() - self._renewed[lease_id] >= lease.info.ttl_s
-            if expired or alive.get(lease_id) is False:
+                self._renewed[lease_id] = began  # and however long the answer took, it is alive
+            elif lease_id in alive or loop.time() - self._renewed[lease_id] >= lease.info.ttl_s:
                 self.drop(lease_id)

@@ -7,6 +7,7 @@ nobody, or if nothing would ever happen again (a deadlock is an error at once, n
 import asyncio
 import functools
 import gc
+import math
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -99,6 +100,7 @@ class FakeRunner:
         self.peak = 0
         self.peaks: Counter[str] = Counter()  # by pool
         self.dead: set[str] = set()
+        self.hung: set[str] = set()
         self.holders: dict[str, tuple[str, int, str]] = {}
         self.used: set[str] = set()
         self.busy: set[str] = set()
@@ -107,6 +109,10 @@ class FakeRunner:
 
     def check(self) -> str | None:
         return self.reason
+
+    def hang(self, member_id: str) -> None:
+        """The member lives, but answers no lease and no probe."""
+        self.hung.add(member_id)
 
     def kill(self, member_id: str) -> None:
         """The member dies, and nobody is told."""
@@ -133,7 +139,7 @@ class FakeRunner:
 
     async def probe(self, member: Member) -> bool:
         self.probes += 1
-        await asyncio.sleep(self.lease_s)
+        await asyncio.sleep(math.inf if member.id in self.hung else self.lease_s)
         return member.id in self.existing and member.id not in self.dead
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
@@ -141,7 +147,7 @@ class FakeRunner:
         number = self.leases
         if member.id in self.busy:
             self.faults.append(f"{member.id} was leased during its reset or stop")
-        await asyncio.sleep(self.lease_s)
+        await asyncio.sleep(math.inf if member.id in self.hung else self.lease_s)
         if member.id not in self.existing - self.dead or number in self.fail_leases:
             raise Infra(f"member {member.id}: does not answer")
         if self.shared:

@@ -560,6 +560,23 @@ async def test_member_that_does_not_answer_has_until_its_ttl():
 
 
 @virtual
+async def test_one_hung_member_costs_the_others_nothing():
+    runner = FakeRunner()
+    async with engine_of(runner, pool(max=2, lease_ttl_s=9)) as engine:
+        healthy, hung = await engine.acquire("swe", "a"), await engine.acquire("swe", "b")
+        runner.hang(hung.info.member_id)
+        ids = [healthy.info.lease_id, hung.info.lease_id]
+        assert await engine.heartbeat(ids) == dict.fromkeys(ids, True)
+        assert now() == pytest.approx(3, abs=0.1), "it answers in time for the next heartbeat"
+        await asyncio.sleep(60)
+        assert (healthy.lost, hung.lost) == (False, True)
+        with pytest.raises(LeaseLost, match="no heartbeat for 9 s"):
+            await engine.acquire("swe", "b", deadline=1)
+        assert await engine.acquire("swe", "a", deadline=1) is healthy
+        assert healthy.info.incarnation == 1
+
+
+@virtual
 async def test_renewal_in_flight_at_release_does_not_reach_the_next_holder():
     runner = FakeRunner()
     async with engine_of(runner, pool(max=1)) as engine:
@@ -590,6 +607,40 @@ async def test_reset_gives_the_same_holder_a_pristine_member():
         assert not other.done(), "the member never left its holder"
         await lease.release()
         await other
+
+
+@pytest.mark.parametrize("order", ["heartbeat first", "reset first"])
+def test_heartbeat_and_reset_in_both_orders(order):
+    async def scenario() -> None:
+        runner = FakeRunner()
+        async with engine_of(runner, pool(max=1)) as engine:
+            lease = await engine.acquire("swe", "a")
+            before = lease.info
+            calls = [engine.heartbeat([before.lease_id]), lease.reset()]
+            if order == "reset first":
+                calls.reverse()
+            # The first step of each call, in this order: a renewal is sent only after both.
+            answers = await asyncio.gather(*calls)
+            assert {before.lease_id: True} in answers
+            assert (lease.info.member_id, lease.info.incarnation) == (before.member_id, 2)
+            assert runner.starts == 1, "a good member was not condemned"
+
+    run(scenario())
+
+
+@virtual
+async def test_refused_renewal_of_a_lease_that_is_being_reset_condemns_nothing():
+    runner = FakeRunner()
+    async with engine_of(runner, pool(max=1)) as engine:
+        lease = await engine.acquire("swe", "a")
+        before = lease.info
+        runner.lease_s = 0.5
+        beat = asyncio.create_task(engine.heartbeat([before.lease_id]))
+        await asyncio.sleep(0.1)
+        runner.holders[before.member_id] = ("nobody", 0, "")  # what a daemon says once a lease ran out
+        await lease.reset()
+        assert await beat == {before.lease_id: True}
+        assert (lease.info.member_id, lease.info.incarnation) == (before.member_id, 2)
 
 
 @virtual

@@ -18,6 +18,7 @@ class Recorder:
         self.released: list[tuple[str, bool]] = []
         self.lost: set[str] = set()
         self.down = False
+        self.answer_s = 0.0
         self.holdings = Holdings(self)  # type: ignore[arg-type]
 
     def hold(self, lease_id: str = "l1", ttl: float = 30.0, kind: str = "container") -> Lease:
@@ -38,6 +39,7 @@ class Recorder:
 
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         self.beats.append((asyncio.get_running_loop().time(), sorted(lease_ids)))
+        await asyncio.sleep(self.answer_s)
         if self.down:
             raise Infra("broker: gone")
         return {lease_id: lease_id not in self.lost for lease_id in lease_ids}
@@ -154,6 +156,31 @@ async def test_one_failed_renewal_is_no_loss():
     side.down = False
     await asyncio.sleep(100)
     assert not lease.lost
+    await lease.release()
+
+
+@virtual
+async def test_slow_answer_that_calls_a_lease_alive_is_no_loss():
+    side = Recorder()
+    lease = side.hold(ttl=9)
+    side.answer_s = 10
+    await asyncio.sleep(30)
+    assert not lease.lost
+    side.lost.add("l1")
+    await asyncio.sleep(12)
+    assert lease.lost
+    await lease.release()
+
+
+@virtual
+async def test_lease_that_expires_while_a_renewal_fails_slowly_is_lost():
+    side = Recorder()
+    lease = side.hold(ttl=9)
+    side.answer_s, side.down = 10, True
+    await asyncio.sleep(12.9)
+    assert not lease.lost, "the renewal that began at 3 s may still be answered"
+    await asyncio.sleep(0.2)
+    assert lease.lost, "nothing renewed it since 0 s"
     await lease.release()
 
 
