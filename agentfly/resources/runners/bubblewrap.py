@@ -36,7 +36,7 @@ from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
 from agentfly.resources.runners.sandbox_process import SandboxProcess, spawn
 from agentfly.resources.runners.sandbox_root import DAEMON, UPPER, Home, Root
 from agentfly.resources.spec import ContainerSpec, ResourceSpec
-from agentfly.sandbox import SandboxAdmin, SandboxError, SandboxUnreachable
+from agentfly.sandbox import SandboxAdmin, SandboxError, SandboxLeaseLost, SandboxUnreachable
 
 __all__ = ["BubblewrapRunner", "sweep"]
 
@@ -144,14 +144,16 @@ class BubblewrapRunner:
 
         Raises:
             LeaseLost: the daemon has given it to somebody else, or to nobody since it ran out.
-            Infra: no answer; the text says whether the sandbox is dead, and whether for lack of memory.
+            Infra: no answer, or none about the lease; of a dead sandbox the text says why it died.
         """
         try:
             async with SandboxAdmin(member.address, member.admin_token) as admin:
                 await admin.lease(owner, attempt, token, ttl_s)
         except SandboxUnreachable as error:
             raise Infra(f"member {member.id}: {await self._post_mortem(member) or error}") from error
-        except SandboxError as error:
+        except (SandboxError, SandboxLeaseLost) as error:
+            if isinstance(error, SandboxError) and error.code not in ("Busy", "Dirty"):
+                raise Infra(f"member {member.id}: {error}") from error
             raise LeaseLost(f"member {member.id}: {error}", incarnation=member.incarnation) from error
 
     async def reset(self, member: Member) -> Member | None:
