@@ -7,6 +7,7 @@ from agentfly.agent.errors import (
     RewardInvalid,
     TaskInvalid,
     ToolDefinitionError,
+    ToolResultInvalid,
 )
 from agentfly.agent.parser import HermesParser, Parsed, Parser, ToolCall
 from agentfly.agent.reward import Reward, reward
@@ -27,6 +28,7 @@ __all__ = [
     "ToolCall",
     "ToolDefinitionError",
     "ToolResult",
+    "ToolResultInvalid",
     "reward",
     "tool",
 ]

@@ -15,6 +15,10 @@ class AgentDefinitionError(AgentflyError):
     """The parts of an agent do not fit together."""
 
 
+class ToolResultInvalid(AgentflyError):
+    """A tool returned a ``ToolResult`` with something wrong in it."""
+
+
 class TaskInvalid(AgentflyError):
     """A task's row lacks a field that the agent needs, or its prompt is not a list of messages."""
 

@@ -5,7 +5,9 @@ Guarantees:
    optionals, lists, enums, literals, nested models. ``ctx`` is injected and hidden.
 2. A definition that would fail in a rollout fails at decoration, naming function, parameter and remedy.
 3. Arguments are validated before the call; wrong ones become an observation and a metric, never an exception.
-4. Text, numbers, dicts, models, command results and ``ToolResult`` are normalised to one ``ToolResult``.
+4. Text, numbers, dicts, models, command results and ``ToolResult`` are normalised to one ``ToolResult``. One
+   whose observation is no text, whose metrics are no finite numbers, or whose control is unknown is an
+   exception of the tool: ``ToolResultInvalid``.
 5. A tool is still the plain function: calling it directly runs it, without validation.
 6. A plain (not async) tool runs in a thread and never blocks the loop.
 
@@ -14,6 +16,8 @@ Not here: deadlines and what happens to exceptions (``agentfly.rollout.calls``).
 
 import functools
 import inspect
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
@@ -24,7 +28,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from agentfly.agent.docstring import Docstring, parse_docstring
-from agentfly.agent.errors import ToolDefinitionError
+from agentfly.agent.errors import ToolDefinitionError, ToolResultInvalid
 from agentfly.agent.signature import Signature, call, read_signature
 from agentfly.context import Context
 from agentfly.sandbox import ExecResult
@@ -39,7 +43,7 @@ class ToolResult:
 
     Args:
         observation: the text that the policy reads next.
-        metrics: numbers to sum up over the rollout, by name.
+        metrics: finite numbers to sum up over the rollout, by name.
         control: ``"end"`` ends the rollout after this turn; what happened and what to do next are two fields.
     """
 
@@ -81,7 +85,7 @@ class Tool(Generic[P, R]):
             return ToolResult(_explain(self, error), metrics={"invalid_arguments": 1})
         fields = type(checked).model_fields
         given = {str(info.alias): getattr(checked, attribute) for attribute, info in fields.items()}
-        return normalise(await call(self._signature, given, ctx))
+        return normalise(await call(self._signature, given, ctx), self.name)
 
 
 def tool(function: Callable[P, R]) -> Tool[P, R]:
@@ -89,10 +93,14 @@ def tool(function: Callable[P, R]) -> Tool[P, R]:
     return Tool(function)
 
 
-def normalise(value: Any) -> ToolResult:
-    """A tool's return value as a ``ToolResult``: text as it is, None as empty text, the rest as JSON."""
+def normalise(value: Any, name: str = "") -> ToolResult:
+    """A tool's return value as a ``ToolResult``: text as it is, None as empty text, the rest as JSON.
+
+    Raises:
+        ToolResultInvalid: it is a ``ToolResult`` with something wrong in it; ``name`` is the tool's.
+    """
     if isinstance(value, ToolResult):
-        return value
+        return _checked(value, name)
     if isinstance(value, ExecResult):
         return ToolResult(value.text, metrics={"exit_code": value.exit_code})
     if isinstance(value, str):
@@ -100,6 +108,37 @@ def normalise(value: Any) -> ToolResult:
     if value is None:
         return ToolResult("")
     return ToolResult(to_json(value, fallback=str, inf_nan_mode="constants").decode())
+
+
+def _checked(result: ToolResult, name: str) -> ToolResult:
+    problem, hint = "", ""
+    if not isinstance(result.observation, str):
+        problem = f"observation is {_kind(result.observation)}, not text"
+        hint = "return the value itself to have it written as JSON, or make text of it"
+    elif not (result.control is None or result.control == "end"):
+        problem, hint = f"control {result.control!r} is unknown", 'use control="end", or leave it out'
+    elif not isinstance(result.metrics, Mapping):
+        problem, hint = f"metrics is {_kind(result.metrics)}, not a dict", 'write metrics={"name": 1.0}'
+    else:
+        for metric, value in result.metrics.items():
+            if not isinstance(metric, str) or not metric.isprintable():
+                problem, hint = f"metric {metric!r} is not a name", "name metrics by printable text"
+            elif not _finite(value):
+                problem, hint = f"metric {metric!r} is {value!r}, not a finite number", "leave the metric out"
+    if problem:
+        raise ToolResultInvalid(f"tool {name}: ToolResult: {problem}", hints=[hint])
+    return result
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # an int beyond floats
+        return False
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 def _documented(signature: Signature, function: Callable[..., Any]) -> Docstring:

@@ -3,8 +3,9 @@
 Guarantees:
 1. A call over its deadline is an observation ``timed out after N s`` and a metric; the rollout goes on.
    Waiting for a resource does not count.
-2. An exception of the tool is an observation with its line and a metric; errors of resources and of the model
-   are not the policy's and pass through, and so does cancellation.
+2. An exception of the tool, or a ``ToolResult`` that is wrong, is an observation with its line and a metric;
+   errors of resources and of the model are not the policy's and pass through, and so does cancellation. The
+   line names the exception's class and says its message: no module, and no address of a sandbox.
 3. An unknown tool, wrong arguments and a call that cannot be read are observations and metrics.
 4. Calls of one turn run in the order in which they were written: later ones may rely on earlier ones.
 5. An observation has at most ``OBSERVATION_CHARS`` characters; what was cut off is counted in its last line.
@@ -97,4 +98,5 @@ def _fit(text: str) -> str:
 
 def _line(error: BaseException) -> str:
     text = traceback.format_exception_only(error)[-1].strip()
-    return text.splitlines()[0][:_ERROR_CHARS]
+    text = text.removeprefix(f"{type(error).__module__}.")
+    return _fit(text.splitlines()[0][:_ERROR_CHARS])

@@ -191,7 +191,8 @@ def _fail(attempt: _Attempt, error: BaseException) -> None:
     elif not isinstance(error, AgentflyError):
         reason, message = _REASONS.get(phase, "RolloutError"), f"{phase}: {reason}: {message}"
         logger.warning("rollout %s: %s", ctx.rollout_id, message, exc_info=error)
-    attempt.outcome = Failed(reason, message)
+    # A file's name may hold half of a surrogate pair, which cannot be written down.
+    attempt.outcome = Failed(reason, message.encode("utf-8", "replace").decode())
 
 
 def _trajectory(attempt: _Attempt, inputs: _Inputs, started_at: float, seconds: float) -> Trajectory:

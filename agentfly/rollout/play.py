@@ -2,9 +2,10 @@
 
 Guarantees:
 1. A play belongs to one attempt; nothing in it is shared with another.
-2. The metrics below are always there, so that all trajectories have the same ones.
+2. The metrics below are always there, so that all trajectories have the same ones; each is a finite number.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,8 +49,9 @@ class Play:
     metrics: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
 
     def count(self, name: str, value: float = 1.0) -> None:
-        """Add to a metric."""
-        self.metrics[name] = self.metrics.get(name, 0.0) + value
+        """Add a finite value to a metric; a sum beyond floats stays at the largest one."""
+        total = self.metrics.get(name, 0.0) + float(value)
+        self.metrics[name] = max(-sys.float_info.max, min(sys.float_info.max, total))
 
 
 class Strategy(Protocol):

@@ -3,7 +3,7 @@
 Guarantees:
 1. A row holds token ids exactly as the model saw and sampled them, with one mask bit and one log-probability
    for each response token; it never ends on a token that was not sampled.
-2. Every trajectory has the same fields, whatever its outcome.
+2. Every trajectory has the same fields, whatever its outcome; its numbers are finite.
 3. JSON in, JSON out: ``Trajectory.model_validate_json(t.model_dump_json()) == t``.
 
 Not here: writing and reading files (``jsonl``), building rows (``ledger``).
@@ -111,7 +111,7 @@ class Trajectory(_Data):
     resources: list[ResourceUse] = []
     outcome: Outcome
     drift: Drift = Drift()
-    metrics: dict[str, float] = {}
+    metrics: dict[str, FiniteFloat] = {}
     started_at: float
     seconds: float
 

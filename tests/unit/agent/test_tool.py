@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 
-from agentfly.agent import Tool, ToolDefinitionError, ToolResult, tool
+from agentfly.agent import Tool, ToolDefinitionError, ToolResult, ToolResultInvalid, tool
 from agentfly.agent.tool import normalise
 from agentfly.context import Context
 from agentfly.sandbox import ExecResult
@@ -310,6 +310,33 @@ def test_values_are_normalised(value: Any, observation: str) -> None:
 def test_tool_result_is_taken_as_it_is() -> None:
     result = ToolResult("x", metrics={"files": 2}, control="end")
     assert normalise(result) is result
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (ToolResult({"a": 1}), "observation is dict, not text"),  # type: ignore[arg-type]
+        (ToolResult(None), "observation is NoneType, not text"),  # type: ignore[arg-type]
+        (ToolResult("x", control="stop"), "control 'stop' is unknown"),  # type: ignore[arg-type]
+        (ToolResult("x", metrics=[1]), "metrics is list, not a dict"),  # type: ignore[arg-type]
+        (ToolResult("x", metrics={"loss": float("nan")}), "metric 'loss' is nan, not a finite number"),
+        (ToolResult("x", metrics={"loss": float("inf")}), "metric 'loss' is inf, not a finite number"),
+        (ToolResult("x", metrics={"loss": "1"}), "metric 'loss' is '1', not a finite number"),  # type: ignore[dict-item]
+        (ToolResult("x", metrics={"exit_code": None}), "metric 'exit_code' is None"),  # type: ignore[dict-item]
+        (ToolResult("x", metrics={7: 1}), "metric 7 is not a name"),  # type: ignore[dict-item]
+        (ToolResult("x", metrics={"caf\udce9": 1}), "is not a name"),
+    ],
+)
+def test_wrong_tool_result_is_refused(result: ToolResult, problem: str) -> None:
+    with pytest.raises(ToolResultInvalid, match=problem) as error:
+        normalise(result, "search")
+    assert error.value.message.startswith("tool search: ToolResult: ")
+    assert error.value.hints
+
+
+def test_integer_beyond_floats_is_no_metric() -> None:
+    with pytest.raises(ToolResultInvalid, match="not a finite number"):
+        normalise(ToolResult("x", metrics={"n": 10**400}))
 
 
 def test_command_result_gives_its_text_and_exit_code() -> None:

@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from agentfly.agent import apart, reward, tool
+from agentfly.agent import Tool, ToolResult, apart, reward, tool
 from agentfly.context import Context, Deadlines
+from agentfly.errors import AgentflyError
 from agentfly.models import Sampling
 from agentfly.rollout import Chain, Failed, Masked, Outcome, Scored, Trajectory, rollout, rollout_one
 from agentfly.rollout.calls import OBSERVATION_CHARS
@@ -32,11 +34,11 @@ async def act(what: str) -> str:
 
 
 async def play(what: str, **options: Any) -> Trajectory:
-    parts = {name: options.pop(name) for name in ("reward", "setup") if name in options}
+    parts = {name: options.pop(name) for name in ("reward", "setup", "tools") if name in options}
     return await rollout_one(
-        toys.make_agent(tools=[act], **parts),
+        toys.make_agent(**{"tools": [act], **parts}),
         TASK,
-        model=Script(TOKENIZER, call("act", what=what), "done"),
+        model=Script(TOKENIZER, *options.pop("says", [call("act", what=what), "done"])),
         tokenizer=TOKENIZER,
         resources=FakeResources(),
         strategy=Chain(max_context_tokens=options.pop("context", 4096)),
@@ -102,6 +104,75 @@ async def test_setup_that_cancels_itself_fails_its_rollout() -> None:
     assert trajectory.outcome == Failed(
         "SetupError", "setup: RuntimeError: it waited for something that was cancelled"
     )
+
+
+def act_by(function: Callable[[], Any]) -> Tool[..., Any]:
+    @tool
+    def act(what: str) -> Any:
+        """Do it."""
+        return function()
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [
+        (ToolResult({"a": 1}), "observation is dict, not text"),  # type: ignore[arg-type]
+        (ToolResult("x", metrics={"loss": float("nan")}), "metric 'loss' is nan, not a finite number"),
+        (ToolResult("x", control="stop"), "control 'stop' is unknown"),  # type: ignore[arg-type]
+    ],
+)
+async def test_wrong_tool_result_is_an_observation(result: ToolResult, line: str) -> None:
+    trajectory = await play("1", tools=[act_by(lambda: result)])
+    assert trajectory.outcome == Scored(1.0)
+    assert observed(trajectory) == f"ToolResultInvalid: tool act: ToolResult: {line}"
+    assert (trajectory.metrics["tool_errors"], "loss" in trajectory.metrics) == (1, False)
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+async def test_sum_of_a_metric_stays_finite() -> None:
+    huge = ToolResult("x", metrics={"loss": 1.7e308})
+    tools = [act_by(lambda: huge)]
+    trajectory = await play("1", tools=tools, says=[call("act", what="1") * 2, "done"])
+    assert trajectory.metrics["loss"] == sys.float_info.max
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+class Odd(Exception):
+    """An error of a user's module."""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Odd("no"), "Odd: no"),
+        (AgentflyError("field: is wrong", hints=["see /home/me"]), "AgentflyError: field: is wrong"),
+        (OSError("caf\udce9"), "OSError: caf?"),
+    ],
+)
+async def test_line_of_an_exception_has_no_module_and_can_be_written(error: Exception, line: str) -> None:
+    trajectory = await play("1", tools=[act_by(raising(error))])
+    assert observed(trajectory) == line
+    assert trajectory.tool_calls[0].error == f"exception: {line}"
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+async def test_message_of_a_failed_rollout_can_be_written() -> None:
+    @reward
+    def broken(ctx: Context) -> float:
+        raise OSError("caf\udce9")
+
+    trajectory = await play("1", reward=broken)
+    assert trajectory.outcome == Failed("RewardError", "reward: OSError: caf?")
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 
 async def test_no_rollout_is_missing_when_a_tool_cancels_itself() -> None:

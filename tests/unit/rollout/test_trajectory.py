@@ -80,6 +80,12 @@ def test_reward_that_is_no_number_cannot_be_scored(value: float) -> None:
         Scored(value)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_metric_that_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        make(metrics={"loss": value})
+
+
 # 3. JSON in, JSON out
 
 outcomes = st.one_of(
