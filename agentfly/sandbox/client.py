@@ -103,8 +103,10 @@ class _Connection:
             code, message = problem["code"], problem["message"]
         except (ValueError, KeyError, TypeError):
             code, message = "Unknown", received[:200].decode(errors="replace")
-        text = f"sandbox {self.endpoint.address}: {message} ({status} {code})"
-        return SandboxLeaseLost(text) if code == "LeaseLost" else SandboxError(text, code=code)
+        text, address = f"{message} ({status} {code})", self.endpoint.address
+        if code == "LeaseLost":
+            return SandboxLeaseLost(f"sandbox {address}: {text}")
+        return SandboxError(f"sandbox: {text}", code=code, address=address)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -11,13 +11,17 @@ from agentfly.errors import AgentflyError
 class SandboxError(AgentflyError):
     """The daemon refused the request; the same request will be refused again.
 
+    A tool's user is told, and that is the policy: the message does not name the sandbox's place on the host.
+
     Attributes:
         code: the daemon's word for it, for example ``BadRequest``, ``NotFound``, ``Busy``, ``TooLarge``.
+        address: where the daemon listens.
     """
 
-    def __init__(self, message: str, *, code: str) -> None:
+    def __init__(self, message: str, *, code: str, address: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.address = address
 
 
 class SandboxUnreachable(AgentflyError):

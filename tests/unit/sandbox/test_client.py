@@ -191,7 +191,8 @@ async def test_refusal_keeps_its_code(daemon: Daemon, status: int, code: str) ->
     async with SandboxClient(daemon.address, "t") as sandbox:
         with pytest.raises(SandboxError, match="field: is wrong") as caught:
             await sandbox.read_file("/x")
-    assert caught.value.code == code
+    assert (caught.value.code, caught.value.address) == (code, daemon.address)
+    assert caught.value.message == f"sandbox: field: is wrong ({status} {code})"  # and not where it is
 
 
 async def test_answer_of_a_stranger_is_quoted(daemon: Daemon) -> None:
