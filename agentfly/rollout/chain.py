@@ -4,9 +4,14 @@ Guarantees:
 1. The context budget is checked before generating: prompt plus answer never exceed ``max_context_tokens``,
    and a first prompt above ``max_prompt_tokens`` is ``Failed("PromptTooLong")``.
 2. At most ``max_turns`` turns; the calls of the last turn still run, because the reward judges what they did.
-3. A turn over its deadline ends the rollout: ``ModelUnavailable`` while generating, else masked.
+3. A turn over its deadline ends the rollout as ``Masked("turn_deadline")``, also while the server answers (see
+   below). ``ModelUnavailable`` is for a server that cannot be reached, refuses or hangs up.
 4. An answer that the server aborts is continued from where it stopped, by whichever weights answer then.
 5. A seed gives each turn of each rollout a seed of its own: a group is not one answer many times.
+
+Why an answer that takes too long is not the infrastructure's: long answers are the ones that are cut. Drawing
+them again until one is in time would select short answers, and what is selected is what is trained. A server
+that accepts a request and stays silent looks the same from here, so it is masked too.
 """
 
 import hashlib
@@ -59,9 +64,8 @@ class Chain:
         except TimeoutError:
             if limit is None or not limit.expired():
                 raise
-            if play.phase == "generate":
-                raise ModelUnavailable(f"model: no answer within the turn's {seconds:g} s") from None
-            raise Ended(Masked("turn_deadline", f"turn {play.turns} took more than {seconds:g} s")) from None
+            what = f"turn {play.turns} took more than {seconds:g} s ({play.phase})"
+            raise Ended(Masked("turn_deadline", what)) from None
 
     async def _answer_and_calls(self, play: Play) -> str:
         play.phase = "generate"

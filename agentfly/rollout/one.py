@@ -9,7 +9,8 @@ Guarantees:
 4. A sandbox that is lost after the policy's first call is ``Failed("SandboxLost")`` at once, without a reward
    and without a retry (see below).
 5. ``deadlines.rollout`` bounds each attempt: ``Masked("deadline")``, or ``Failed("Timeout")`` if it was spent
-   waiting for a resource.
+   waiting for a resource. An answer or calls over ``deadlines.turn`` are ``Masked("turn_deadline")``: a retry
+   would draw again only where the policy wrote much.
 6. A reward outside its contract is ``Failed("RewardInvalid")`` with the value; None is
    ``Masked("unscored")``.
 

@@ -4,9 +4,9 @@ Guarantees:
 1. Only ``Scored`` has a reward, and it is a finite number: nothing that went wrong is ever a reward of 0.
 2. ``Masked`` and ``Failed`` carry a reason that code can count; the message beside it is for people.
 
-Reasons of ``Masked``: ``unscored`` (the reward returned None), ``deadline``, ``turn_deadline``,
-``reward_deadline``. Reasons of ``Failed`` are names in CamelCase, such as ``StartFailed``, ``SandboxLost`` or
-``RewardInvalid``; only these count against a failure budget.
+Reasons of ``Masked``: ``unscored`` (the reward returned None), ``deadline``, ``turn_deadline`` (its answer or
+its calls took too long), ``reward_deadline``. Reasons of ``Failed`` are names in CamelCase, such as
+``StartFailed``, ``SandboxLost`` or ``RewardInvalid``; only these count against a failure budget.
 """
 
 import math

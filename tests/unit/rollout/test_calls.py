@@ -62,7 +62,10 @@ def observed(trajectory: Trajectory) -> str:
     ("deadlines", "outcome"),
     [
         (Deadlines(call=0.1, turn=5, rollout=5), Scored(1.0)),
-        (Deadlines(call=0.1, turn=0.1, rollout=5), Masked("turn_deadline", "turn 1 took more than 0.1 s")),
+        (
+            Deadlines(call=0.1, turn=0.1, rollout=5),
+            Masked("turn_deadline", "turn 1 took more than 0.1 s (tool)"),
+        ),
         (Deadlines(call=0.1, turn=0.1, rollout=0.1), Masked("deadline", "rollout took more than 0.1 s")),
     ],
 )

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agentfly.agent import ToolResult, tool
 from agentfly.context import Context, Deadlines
 from agentfly.errors import AgentflyError
-from agentfly.models import Sampling
-from agentfly.rollout import Chain, Trajectory, rollout_one
+from agentfly.models import ModelUnavailable, Sampling, VLLMModel
+from agentfly.rollout import Chain, Masked, Trajectory, rollout_one
+from tests.unit.models.test_vllm import serving
 from tests.unit.rollout import toys
 from tests.unit.rollout.toys import FakeResources, Script, ToyTokenizer, call, sampled
 
@@ -141,9 +143,30 @@ def test_limit_below_one_is_refused(name: str) -> None:
 # 3. a turn over its deadline
 
 
-async def test_silent_model_is_an_infrastructure_failure() -> None:
+async def test_answer_cut_by_the_turns_deadline_is_masked_and_not_drawn_again() -> None:
     deadlines = Deadlines(call=0.02, turn=0.02, rollout=60)
     trajectory, model, _ = await play_with_model(asyncio.Event(), deadlines=deadlines)
+    assert trajectory.outcome == Masked("turn_deadline", "turn 1 took more than 0.02 s (generate)")
+    assert (trajectory.attempt, len(model.prompts)) == (0, 1)
+
+
+async def test_server_that_is_still_answering_at_the_deadline_masks_the_rollout() -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(1)
+        return web.Response()
+
+    async with serving(handler) as url, VLLMModel(url) as model:
+        trajectory = await rollout_one(
+            toys.make_agent(), toys.TASK, model=model, tokenizer=ToyTokenizer(toys.grouping),
+            resources=FakeResources(), strategy=Chain(), sampling=Sampling(), rollout_id="r", group_id="g",
+            deadlines=Deadlines(call=0.2, turn=0.2, rollout=60),
+        )  # fmt: skip
+    assert (trajectory.outcome.type, trajectory.outcome.reason) == ("masked", "turn_deadline")  # type: ignore[union-attr]
+
+
+async def test_server_that_is_not_there_is_an_infrastructure_failure() -> None:
+    error = ModelUnavailable("model: connection refused")
+    trajectory, model, _ = await play_with_model(error)
     assert (trajectory.outcome.type, trajectory.outcome.reason) == ("failed", "ModelUnavailable")
     assert (trajectory.attempt, len(model.prompts)) == (1, 2)
 
