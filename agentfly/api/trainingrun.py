@@ -79,12 +79,16 @@ class TrainingRunPolicy(ApiModel):
         "Absent: none.",
     )
     startup_deadline_seconds: Int = Field(
-        default=600,
+        default=1800,
         ge=1,
-        description="Seconds from the start of an attempt until all roles are ready. Default 600.",
+        description="Seconds from the start of an attempt's trainer to its first finished step. "
+        "Default 1800.",
     )
     stall_timeout_seconds: Int = Field(
-        default=600, ge=1, description="Seconds without progress after which an attempt fails. Default 600."
+        default=3600,
+        ge=1,
+        description="Seconds from one finished step of an attempt to the next; more than "
+        "rollout.timeouts.rolloutSeconds * (1 + rollout.maxInfraRetries). Default 3600.",
     )
     backoff_limit: Int = Field(
         default=3,
@@ -170,6 +174,18 @@ class TrainingRunSpec(ApiModel):
             field="rollout",
             problem="has temperature 0, and a greedy policy gives a group one rollout many times",
             hint="set rollout.temperature to 1",
+        ),
+        Rule(
+            cel="self.runPolicy.stallTimeoutSeconds > "
+            "self.rollout.timeouts.rolloutSeconds * (1 + self.rollout.maxInfraRetries)",
+            holds=lambda self: (
+                self.run_policy.stall_timeout_seconds
+                > self.rollout.timeouts.rollout_seconds * (1 + self.rollout.max_infra_retries)
+            ),
+            field="runPolicy",
+            problem="has a stallTimeoutSeconds that one hanging rollout may take, which is "
+            "rollout.timeouts.rolloutSeconds * (1 + rollout.maxInfraRetries)",
+            hint="raise runPolicy.stallTimeoutSeconds or lower rollout.timeouts.rolloutSeconds",
         ),
     )
 

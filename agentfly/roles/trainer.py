@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 EXIT_SUSPENDED: Final = 85  # asked to suspend: the checkpoint is on disk, start again to go on
 EXIT_STALLED: Final = 86  # the watchdog saw no step for stall_timeout_s
+EXIT_INVALID: Final = 87  # what is wrong would be wrong again: another attempt is of no use
 
 ENV_BROKER: Final = "AGENTFLY_BROKER"  # unix:///path of the broker that hands out sandboxes
 ENV_INFERENCE_URLS: Final = "AGENTFLY_INFERENCE_URLS"  # http://host:port of every vLLM server, by comma
@@ -65,7 +66,7 @@ class TrainerConfig(BaseModel):
     checkpoint_keep_last: int = Field(default=2, ge=1)
     checkpoint_dir: Path
 
-    stall_timeout_s: float = Field(default=600, gt=0)  # longest time between two steps, once there is one
+    stall_timeout_s: float = Field(default=3600, gt=0)  # longest time between two steps, once there is one
     overrides: tuple[str, ...] = ()  # verl's own Hydra form; the last one wins
 
     @model_validator(mode="after")

@@ -23,6 +23,10 @@ POOL = {
     "metadata": {"name": "shell"},
     "spec": {"type": "Container", "container": {}, "capacity": {"min": 1, "max": 1}},
 }
+ROLLOUT = {
+    "timeouts": {"callSeconds": 1, "turnSeconds": 1, "rolloutSeconds": 1},  # less than any stall timeout here
+    "maxInfraRetries": 0,
+}
 POLICY = {"startupDeadlineSeconds": 30, "stallTimeoutSeconds": 30, "backoffLimit": 0}
 
 
@@ -64,6 +68,7 @@ class World:
                     "model": {"path": "model"},
                     "pools": ["shell"],
                     "steps": 3,
+                    "rollout": ROLLOUT,
                     "runPolicy": {**POLICY, **policy},
                 },
             }

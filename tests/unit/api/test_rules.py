@@ -25,6 +25,11 @@ TURN = (
     "spec.rollout.maxTokensPerTurn: maxTokensPerTurn leaves no room below maxContextTokens; "
     "set maxTokensPerTurn to less than maxContextTokens"
 )
+STALL = (
+    "spec.runPolicy: runPolicy has a stallTimeoutSeconds that one hanging rollout may take, which is "
+    "rollout.timeouts.rolloutSeconds * (1 + rollout.maxInfraRetries); "
+    "raise runPolicy.stallTimeoutSeconds or lower rollout.timeouts.rolloutSeconds"
+)
 
 REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "min above max": (
@@ -126,6 +131,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"algorithm.clipLow": 0.5},
         ["spec.algorithm.clipHigh: clipHigh is less than clipLow; raise clipHigh or lower clipLow"],
     ),
+    "a hang of one rollout that is taken for a hang of the attempt": (
+        "TrainingRun",
+        {"runPolicy.stallTimeoutSeconds": 1200},
+        [STALL],
+    ),
+    "more retries than the stall timeout has time for": (
+        "TrainingRun",
+        {"rollout.maxInfraRetries": 5},
+        [STALL],
+    ),
     "a group of one": (
         "TrainingRun",
         {"rollout.groupSize": 1},
@@ -159,6 +174,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a ModelService shared by all": ("ResourcePool", {**SERVICE, "scope": "Global"}),
     "equal clips": ("TrainingRun", {"algorithm.clipLow": 0.28}),
+    "a stall timeout above two rollouts": ("TrainingRun", {"runPolicy.stallTimeoutSeconds": 1201}),
     "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),
     "a job with a greedy policy": ("RolloutJob", {"rollout.temperature": 0.0}),
     "a job with groups of one": ("RolloutJob", {"rollout.groupSize": 1}),
