@@ -57,12 +57,18 @@ class VLLMModel:
             ):
                 if response.status != 200:
                     raise refusal(self.base_url, response.status, await response.text(), len(prompt_ids))
-                return parse_answer(await response.json())
+                return parse_answer(await self._json(response))
         except TimeoutError:
             what = f"no answer within {deadline:.1f} s to a prompt of {len(prompt_ids)} tokens"
             raise ModelUnavailable(f"model {self.base_url}: {what}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ModelUnavailable(f"model {self.base_url}: {error or type(error).__name__}") from error
+
+    async def _json(self, response: aiohttp.ClientResponse) -> Any:
+        try:
+            return await response.json()
+        except ValueError as error:  # of the body's text: a proxy, or an answer that was cut off
+            raise ModelUnavailable(f"model {self.base_url}: an answer that is no JSON: {error}") from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -121,7 +127,7 @@ def refusal(base_url: str, status: int, text: str, prompt_tokens: int) -> Except
     if any(mark in text for mark in _OVERFLOW_MARKS):
         return ContextOverflow(
             f"model {base_url}: a prompt of {prompt_tokens} tokens does not fit: {text.strip()[:300]}",
-            hints=["raise inference maxModelLen, or lower maxContextTokens"],
+            hints=["set rollout.maxContextTokens to what the model can take"],
         )
     return ValueError(detail)
 

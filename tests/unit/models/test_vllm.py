@@ -93,7 +93,7 @@ def test_a_prompt_that_is_too_long_says_how_long_and_what_to_change() -> None:
     error = refusal("http://m", 400, text, 600)
     assert isinstance(error, ContextOverflow)
     assert str(error).startswith("model http://m: a prompt of 600 tokens does not fit: ")
-    assert "maxContextTokens" in error.hints[0]
+    assert error.hints == ("set rollout.maxContextTokens to what the model can take",)
 
 
 def test_another_refusal_is_a_mistake_of_the_caller() -> None:
@@ -176,6 +176,25 @@ async def test_text_instead_of_json_is_unavailable() -> None:
 
     async with serving(handler) as url, VLLMModel(url) as model:
         with pytest.raises(ModelUnavailable):
+            await ask(model)
+
+
+@pytest.mark.parametrize("body", [b"", b'{"choices": [', b"\xff\xfe", b"not json"])
+async def test_a_body_that_is_no_json_is_unavailable(body: bytes) -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    async with serving(handler) as url, VLLMModel(url) as model:
+        with pytest.raises(ModelUnavailable):
+            await ask(model)
+
+
+async def test_a_mistake_of_the_caller_is_not_the_servers() -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=400, text="Token id 9999 is out of vocabulary")
+
+    async with serving(handler) as url, VLLMModel(url) as model:
+        with pytest.raises(ValueError, match="out of vocabulary"):
             await ask(model)
 
 
