@@ -18,6 +18,7 @@ from agentfly.api.reasons import TrainingRunPhase as Phase
 from agentfly.api.trainingrun import CheckpointStatus, Failure
 from agentfly.local.rundir import RunDir
 from agentfly.roles.status import RunSeen, training_status
+from agentfly.training import checkpoints
 
 WRITE_EVERY_S = 1.0
 Show = Callable[[TrainingRun], None]
@@ -99,15 +100,11 @@ class Keeper:
         self._show(self.run)
 
 
-def newest_checkpoint(checkpoints: Path) -> CheckpointStatus | None:
-    """The newest complete checkpoint: verl names it in a file that it writes last."""
-    tracker = checkpoints / "latest_checkpointed_iteration.txt"
-    if not tracker.exists():
+def newest_checkpoint(folder: Path) -> CheckpointStatus | None:
+    """The newest complete checkpoint: the one from which the trainer would go on."""
+    complete = checkpoints.steps(folder)
+    if not complete:
         return None
-    step = int(tracker.read_text().strip() or 0)
-    path = checkpoints / f"global_step_{step}"
-    if not path.is_dir():
-        return None
-    return CheckpointStatus(
-        latest_step=step, path=str(path), time=datetime.fromtimestamp(tracker.stat().st_mtime, UTC)
-    )
+    step = complete[-1]
+    time_of = datetime.fromtimestamp(checkpoints.written_at(folder, step), UTC)
+    return CheckpointStatus(latest_step=step, path=str(checkpoints.path_of(folder, step)), time=time_of)

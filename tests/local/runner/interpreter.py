@@ -36,7 +36,9 @@ def serve(arguments: list[str]) -> None:
 
 
 def save(run_dir: Path, step: int) -> None:
-    (run_dir / "checkpoints" / f"global_step_{step}").mkdir(exist_ok=True)
+    folder = run_dir / "checkpoints" / f"global_step_{step}"
+    folder.mkdir(exist_ok=True)
+    (folder / "data.pt").touch()
     (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 

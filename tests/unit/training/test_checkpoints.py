@@ -1,6 +1,9 @@
 """The folder of checkpoints."""
 
+import zipfile
 from pathlib import Path
+
+import pytest
 
 from agentfly.training import checkpoints
 
@@ -10,7 +13,8 @@ def save(folder: Path, step: int, complete: bool = True) -> Path:
     (path / "actor").mkdir(parents=True)
     (path / "actor" / "model.pt").write_text("weights")
     if complete:
-        (path / "data.pt").write_text("position")
+        with zipfile.ZipFile(path / "data.pt", "w") as file:
+            file.writestr("position", "position")
         (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
     return path
 
@@ -20,7 +24,7 @@ def tracker(folder: Path) -> str:
 
 
 def test_steps_are_those_of_complete_checkpoints_in_order(tmp_path: Path) -> None:
-    for step in (100, 20, 3):
+    for step in (3, 20, 100):
         save(tmp_path, step)
     save(tmp_path, 120, complete=False)
     (tmp_path / "global_step_x").mkdir()
@@ -35,13 +39,31 @@ def test_after_a_crash_within_a_save_the_run_goes_on_from_the_last_whole_one(tmp
     assert tracker(tmp_path) == "2"
 
 
-def test_a_crash_between_the_last_file_and_the_name_loses_nothing(tmp_path: Path) -> None:
+def test_what_has_its_last_file_but_no_name_yet_is_not_resumed_from(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    newer = save(tmp_path, 4)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    assert checkpoints.repair(tmp_path) == 2
+    assert not newer.exists()
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_crash_while_the_name_is_written_loses_nothing(text: str | None, tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 4)
-    for text in ("2", ""):
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    if text is not None:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
-        assert checkpoints.repair(tmp_path) == 4
-        assert tracker(tmp_path) == "4"
+    assert checkpoints.repair(tmp_path) == 4
+    assert tracker(tmp_path) == "4"
+
+
+def test_half_of_the_last_file_of_the_first_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
+    path = save(tmp_path, 2) / "data.pt"
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    path.write_bytes(path.read_bytes()[:-10])
+    assert checkpoints.repair(tmp_path) is None
+    assert not path.exists()
 
 
 def test_a_name_without_a_checkpoint_means_from_the_start(tmp_path: Path) -> None:
