@@ -7,7 +7,7 @@ Guarantees (beside those of every runner, see ``base``):
 4. A port that somebody took between choosing and using it costs another try, not a failed start.
 5. Servers listen on the loopback only: the endpoints that change weights have no other protection.
 
-``reset`` aborts what runs and drops cached prefixes; the weights stay as they are.
+``reset`` aborts what runs and drops cached prefixes, verified by the server; the weights stay as they are.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ _PORT_TRIES = 3
 _POLL_S = 0.2
 _REQUEST_TIMEOUT_S = 10.0
 _FIRST_REQUEST_TIMEOUT_S = 60.0  # the first forward pass of a large model on a CPU
+_RESET_TIMEOUT_S = 30.0  # an abort takes effect after the step that runs: seconds for a large prompt
 _STOP_TIMEOUT_S = 10.0
 _LOG_TAIL_BYTES = 4000
 _MIN_KV_CACHE = 64 << 20
@@ -82,6 +83,9 @@ class ModelServiceRunner:
             except TimeoutError:
                 await _kill(server.process)
                 raise _failed(member_id, f"not ready within {self._start_timeout_s:.0f} s", log) from None
+            except _RefusedError as refused:
+                await _kill(server.process)
+                raise _failed(member_id, f"answered {refused.status} to its first request", log) from None
             except _ExitedError as ended:
                 if "address already in use" not in _tail(log).lower() or attempt == _PORT_TRIES:
                     raise _failed(member_id, f"exited with {ended.code} before it was ready", log) from None
@@ -96,7 +100,7 @@ class ModelServiceRunner:
         if _server(member).process.returncode is not None:
             return False
         try:
-            return await _call("GET", f"{member.address}/health") == 200
+            return (await _call("GET", f"{member.address}/health"))[0] == 200
         except aiohttp.ClientConnectionError:
             return False
         except TimeoutError:
@@ -113,12 +117,10 @@ class ModelServiceRunner:
     async def reset(self, member: Member) -> Member | None:
         """See ``Runner.reset``."""
         try:
-            for path in ("abort_requests", "reset_prefix_cache"):
-                status = await _call("POST", f"{member.address}/{path}", {})
-                if status != 200:
-                    logger.warning("%s: %s answered %d", member.id, path, status)
-                    return None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            async with asyncio.timeout(_RESET_TIMEOUT_S):
+                while not await _cleared(member):  # noqa: ASYNC110 -- the server tells nobody when it is idle
+                    await asyncio.sleep(_POLL_S)
+        except (_RefusedError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             logger.warning("%s: reset: %s", member.id, error or type(error).__name__)
             return None
         member.incarnation += 1
@@ -147,20 +149,26 @@ class ModelServiceRunner:
             if server.process.returncode is not None:
                 raise _ExitedError(server.process.returncode)
             with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
-                if await _call("GET", f"{url}/health") == 200:
+                if (await _call("GET", f"{url}/health"))[0] == 200:
                     break
             await asyncio.sleep(_POLL_S)
         body = {"token_ids": [1], "sampling_params": {"max_tokens": 1, "logprobs": 0}, "stream": False}
-        status = await _call("POST", f"{url}/inference/v1/generate", body, _FIRST_REQUEST_TIMEOUT_S)
+        path = "inference/v1/generate"
+        status, _ = await _call("POST", f"{url}/{path}", body, _FIRST_REQUEST_TIMEOUT_S)
         if status != 200:
-            await _kill(server.process)
-            raise _ExitedError(server.process.returncode or status)
+            raise _RefusedError(path, status)
 
 
 class _ExitedError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+class _RefusedError(Exception):
+    def __init__(self, path: str, status: int) -> None:
+        super().__init__(f"{path} answered {status}")
+        self.status = status
 
 
 def serve_command(
@@ -218,14 +226,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _call(method: str, url: str, body: object = None, timeout: float = _REQUEST_TIMEOUT_S) -> int:
+async def _cleared(member: Member) -> bool:
+    """Abort all requests and drop the prefixes; False while something still holds a part of the cache."""
+    for path in ("abort_requests", "reset_prefix_cache"):
+        status, answer = await _call("POST", f"{member.address}/{path}", {})
+        if status != 200:
+            raise _RefusedError(path, status)
+    # While requests run, vLLM answers 200 and this field is false; versions without it answer with nothing.
+    return bool(json.loads(answer or "{}").get("success", True))
+
+
+async def _call(
+    method: str, url: str, body: object = None, timeout: float = _REQUEST_TIMEOUT_S
+) -> tuple[int, bytes]:
+    """The status and the body of the answer."""
     async with (
         asyncio.timeout(timeout),
         aiohttp.ClientSession() as session,
         session.request(method, url, json=body) as response,
     ):
-        await response.read()
-        return response.status
+        return response.status, await response.read()
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

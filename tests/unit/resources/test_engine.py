@@ -148,6 +148,22 @@ async def test_t5_shared_member_stays_until_its_last_holder_leaves():
 
 
 @virtual
+async def test_t5_servers_of_a_pool_that_is_not_shared_have_one_holder_each_and_are_reset_after_it():
+    runner = FakeRunner("model-service")
+    async with engine_of(runner, pool("policy", resource=MODEL, min=2, max=2)) as engine:
+        one = await engine.acquire("policy", "run", key="server-0")
+        two = await engine.acquire("policy", "run", key="server-1")
+        assert one.base_url != two.base_url
+        with pytest.raises(Timeout):
+            await engine.acquire("policy", "other", deadline=3)
+        await engine.release_owner("run")
+        other = [await engine.acquire("policy", owner, deadline=3) for owner in ("a", "b")]
+        assert {lease.base_url for lease in other} == {one.info.address, two.info.address}
+        assert [lease.info.incarnation for lease in other] == [2, 2]
+        assert (runner.starts, runner.resets) == (2, 2)
+
+
+@virtual
 async def test_t5_exclusive_member_is_not_given_to_a_second_owner():
     async with engine_of(FakeRunner(), pool(max=1)) as engine:
         await engine.acquire("swe", "a", key="judge")
