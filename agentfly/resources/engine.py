@@ -3,8 +3,9 @@
 Guarantees:
 1. The same (owner, key) of the same pool is the same live lease. Under a key that was named, another pool is
    ``SpecMismatch``; under the default key, each pool has its own.
-2. A lease that was lost stays lost for its owner until it is released or a later attempt asks: never a blank
-   member in its place. An older attempt can neither acquire nor disturb what a newer one holds.
+2. A lease that was lost stays lost for its owner until it is released or a later attempt asks, for at least
+   an hour (``LOST_MEMORY_S``): no blank member in its place. An older attempt can neither acquire nor disturb
+   what a newer one holds.
 3. However an acquire ends, it ends with its leases or without a trace.
 4. ``acquire_many`` enters all its queues at one moment: of two such calls one is wholly before the other in
    every queue, whatever the order of their requests, so they cannot wait for each other. All or nothing.

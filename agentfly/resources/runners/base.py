@@ -4,7 +4,8 @@ Guarantees that a runner gives (``tests/unit/resources/runner_contract.py`` hold
 1. ``start`` returns a member that answers, or raises and leaves nothing behind; also when it is cancelled.
 2. ``reset`` returns a member that was verified to be pristine, or None: then it is never used again.
 3. ``stop`` ends the member and everything in it. It may be called twice, on a dead member, and at any time.
-4. ``lease`` is the grant and every heartbeat after it: a member whose lease is not renewed ends it by itself.
+4. ``lease`` is the grant and every heartbeat after it. A container whose lease is not renewed ends it by
+   itself. A model service does not: its lease ends at the engine, and later requests are still served.
 5. Every method ends in bounded time.
 
 Guarantees that the engine gives: for one member, ``reset`` and ``stop`` begin only after ``lease`` and
@@ -59,7 +60,7 @@ class Runner(Protocol):
 
         Raises:
             LeaseLost: the member answered that it has no such lease to give or to renew.
-            Infra: the member did not answer; whether it still lives is not known.
+            Infra: the member said nothing about the lease; whether it still lives is not known.
         """
         ...
 
