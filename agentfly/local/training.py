@@ -26,9 +26,9 @@ from agentfly.local.processes import reason_in, role_environment, running
 from agentfly.local.rundir import RunDir
 from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, prove, unless
 from agentfly.observe.curve import write_reward_png
-from agentfly.roles.life import Clock, Ended, after_attempt, overdue
+from agentfly.roles.life import Clock, Ended, after_attempt, overdue, read_failure
 from agentfly.roles.plan import Places, inference_pool, trainer_role
-from agentfly.roles.trainer import EXIT_STALLED, EXIT_SUSPENDED
+from agentfly.roles.trainer import EXIT_INVALID, EXIT_STALLED, EXIT_SUSPENDED
 
 TICK_S = 0.5
 KILLED = -9
@@ -131,9 +131,10 @@ class TrainingRunner:
             keeper.update(phase=Phase.Suspended, message="on request, with a checkpoint")
         elif failure is not None and failure.reason == Reason.DeadlineExceeded:
             keeper.update(phase=Phase.Failed, reason=Reason.DeadlineExceeded, message=failure.message)
-        elif phase == "Failed":
-            message = failure.message if failure is not None else ""
-            keeper.update(phase=Phase.Failed, reason=Reason.BackoffLimitExceeded, message=message)
+        elif phase == "Failed" and failure is not None:
+            final = failure.exit_code == EXIT_INVALID
+            reason = Reason(failure.reason) if final else Reason.BackoffLimitExceeded
+            keeper.update(phase=Phase.Failed, reason=reason, message=failure.message)
         else:
             keeper.update(
                 phase=Phase.Restarting,
@@ -174,7 +175,8 @@ class TrainingRunner:
         keeper.observe(plane.use(self._pools))
         suspended = code == EXIT_SUSPENDED and self._stop.is_set()
         if late is not None or (code != 0 and not suspended):
-            reason, message = late or _why(code, log)
+            kept = read_failure(self._folder.root, attempt) if code == EXIT_INVALID else None
+            reason, message = late or kept or _why(code, log)
             keeper.failed(attempt, reason, message, code)
         return Ended(KILLED if late is not None else code, suspended, keeper.saved_step > saved)
 
@@ -217,4 +219,4 @@ def _why(code: int, log: Path) -> tuple[Reason, str]:
         reason = Reason.NoProgress
     else:
         reason = Reason.Interrupted if code < 0 or code > 128 else Reason.AttemptFailed
-    return reason, f"trainer: exit code {code}: {reason_in(log)}"
+    return reason, f"trainer: exit code {code}: {reason_in(log)}; read {log}"

@@ -19,6 +19,7 @@ from rich.text import Text
 from agentfly.api import PoolUse, RolloutJob, RolloutJobStatus, TrainingRun, TrainingRunStatus
 from agentfly.api.reasons import ConditionType
 from agentfly.observe.curve import first_and_last
+from agentfly.roles.status import SHOWN_ROLLOUTS
 
 COLOURS = {"Succeeded": "green", "Failed": "red", "Restarting": "yellow", "Suspending": "yellow"}
 Work = TrainingRun | RolloutJob
@@ -81,6 +82,7 @@ def figures(status: Status) -> list[str]:
     for name, label, form in (("reward", "reward", ".3f"), ("tokens_per_s", "tokens/s", ".0f")):
         if name in progress.metrics:
             shown.append(f"{label} {float(progress.metrics[name]):{form}}")
+    shown += [f"{name} {progress.metrics[name]}" for name in SHOWN_ROLLOUTS if name in progress.metrics]
     if progress.eta_seconds:
         shown.append(f"eta {progress.eta_seconds // 60}m{progress.eta_seconds % 60:02d}s")
     return shown

@@ -5,15 +5,19 @@ Guarantees:
 2. A failed attempt counts towards ``backoffLimit`` only if it brought no new checkpoint: a run of a week does
    not die of its fourth node failure.
 3. The pause before a restart doubles from 10 s up to 6 minutes, and is 10 s after an attempt that progressed.
-4. A hang is found by the lack of progress, not by an exit code: the first step has a deadline, every next
+4. What would fail again is not tried again: the trainer says so by its exit code, and why in a file.
+5. A hang is found by the lack of progress, not by an exit code: the first step has a deadline, every next
    step has one, and so has the time a run may spend running in all.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from agentfly.api.reasons import Reason
 from agentfly.api.trainingrun import TrainingRunPolicy
+from agentfly.roles.trainer import EXIT_INVALID
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 360.0
 
@@ -54,11 +58,33 @@ def after_attempt(ended: Ended, failures: int, backoff_limit: int) -> Verdict:
         return Verdict("Suspended", failures)
     if ended.exit_code == 0:
         return Verdict("Succeeded", failures)
+    if ended.exit_code == EXIT_INVALID:
+        return Verdict("Failed", failures + 1)
     if ended.progressed:
         return Verdict("Restarting", failures, FIRST_PAUSE_S)
     if failures >= backoff_limit:
         return Verdict("Failed", failures + 1)
     return Verdict("Restarting", failures + 1, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures))
+
+
+def write_failure(run_dir: Path, attempt: int, reason: Reason, message: str) -> None:
+    """Keep why an attempt ended with ``EXIT_INVALID``, for whoever started it."""
+    path = _failure_file(run_dir, attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"reason": reason, "message": message}))
+
+
+def read_failure(run_dir: Path, attempt: int) -> tuple[Reason, str] | None:
+    """What `write_failure` kept; None if the attempt ended without it."""
+    try:
+        kept = json.loads(_failure_file(run_dir, attempt).read_text())
+        return Reason(kept["reason"]), str(kept["message"])
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _failure_file(run_dir: Path, attempt: int) -> Path:
+    return run_dir / "control" / f"failure-{attempt}.json"
 
 
 @dataclass(frozen=True, slots=True)

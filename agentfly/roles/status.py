@@ -31,6 +31,7 @@ from agentfly.roles.worker import WorkerReport
 
 ETA_STEPS = 10  # the rate of the last steps says more than that of the first ones, which warm up
 SHOWN_METRICS = ("reward", "reward_std", "tokens_per_s", "step_seconds", "drift_fraction", "prob_diff_max")
+SHOWN_ROLLOUTS = ("masked", "failed")  # of the last step, where there are any
 _TYPES = (
     *(Type.Reconciling, Type.Stalled, Type.RolesReady, Type.Running),
     *(Type.Suspended, Type.Succeeded, Type.Failed, Type.Finished),
@@ -154,6 +155,8 @@ def progress(steps: Sequence[Mapping[str, Any]], total: int) -> Progress | None:
     recent = [float(record["step_seconds"]) for record in steps[-ETA_STEPS:] if "step_seconds" in record]
     left = max(0, total - int(last["step"]))
     shown = {name: decimal(float(last[name])) for name in SHOWN_METRICS if last.get(name) is not None}
+    rollouts = last.get("rollouts", {})
+    shown |= {name: decimal(float(rollouts[name])) for name in SHOWN_ROLLOUTS if rollouts.get(name)}
     return Progress(
         step=int(last["step"]),
         total_steps=total,

@@ -4,16 +4,18 @@ Guarantees:
 1. Every step that verl logged is one line of ``metrics.jsonl``, in order, appended whole; the lines of
    earlier attempts stay.
 2. A value that verl did not log, or that is no finite number, is left out: never written as null or NaN.
-3. A step above ``max_drift_fraction`` ends the run with an error that names both numbers.
+3. A step above ``max_drift_fraction``, or of which more than ``failure_budget`` failed, ends the run with an
+   error that names both numbers.
 """
 
 import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
 from agentfly.roles.trainer import TrainerConfig
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
@@ -34,6 +36,14 @@ _NAMES = {  # ours -> verl's
     "response_tokens": "response_length/mean",
     "prompt_tokens": "prompt_length/mean",
 }
+
+
+class LimitExceeded(AgentflyError):
+    """A step went over a limit of the run."""
+
+    def __init__(self, reason: Reason, message: str, *, hints: Sequence[str]) -> None:
+        super().__init__(message, hints=hints)
+        self.reason = reason
 
 
 def step_line(
@@ -64,7 +74,7 @@ class MetricsFollower:
         """Append the steps that ended since the last call; returns how many.
 
         Raises:
-            AgentflyError: a step has more drift than the run allows.
+            LimitExceeded: a step has more drift or more failed rollouts than the run allows.
         """
         with self._lock:
             entries = self._logged.read()
@@ -77,6 +87,7 @@ class MetricsFollower:
                 with self._config.metrics_file.open("a") as handle:
                     handle.write(json.dumps(line) + "\n")
                 self._check_drift(step, line["drift_fraction"])
+                self._check_failures(step, outcomes)
             return len(entries)
 
     def unfinished(self) -> str:
@@ -93,7 +104,24 @@ class MetricsFollower:
     def _check_drift(self, step: int, fraction: float) -> None:
         limit = self._config.max_drift_fraction
         if limit is not None and fraction > limit:
-            raise AgentflyError(
+            raise LimitExceeded(
+                Reason.DriftExceeded,
                 f"maxDriftFraction: {fraction:.4f} of step {step}'s tokens drifted, the limit is {limit}",
                 hints=["use a chat template that does not rewrite history, or raise maxDriftFraction"],
             )
+
+    def _check_failures(self, step: int, outcomes: StepOutcomes) -> None:
+        failed, total, budget = (
+            outcomes.counts["failed"],
+            outcomes.counts.total(),
+            self._config.failure_budget,
+        )
+        if failed <= budget * total:
+            return
+        reasons = ", ".join(f"{reason} x {count}" for reason, count in outcomes.reasons.most_common(5))
+        raise LimitExceeded(
+            Reason.FailureBudgetExceeded,
+            f"failureBudget: {failed} of {total} rollouts of step {step} failed ({reasons}), "
+            f"the limit is {budget:g} of them",
+            hints=["read why in the run's trajectories", "or raise spec.runPolicy.failureBudget"],
+        )

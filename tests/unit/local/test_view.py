@@ -58,6 +58,13 @@ def test_a_line_is_printed_for_each_phase_message_and_step():
 # 2. phase, progress, reward, speed, pools
 
 
+def test_a_step_with_masked_and_failed_rollouts_says_so():
+    step = {**STEP, "rollouts": {"scored": 4, "masked": 1, "failed": 3}}
+    assert line(running(steps=[step])) == (
+        "Running     step 3/30  reward 0.250  tokens/s 431  masked 1  failed 3  eta 4m30s"
+    )
+
+
 def test_a_line_has_all_of_a_run():
     assert line(running(steps=[STEP], pools=POOLS)) == (
         "Running     step 3/30  reward 0.250  tokens/s 431  eta 4m30s  shell 4/6 leased, 2 queued"

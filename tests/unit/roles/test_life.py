@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 from agentfly.api.reasons import Reason
 from agentfly.api.trainingrun import TrainingRunPolicy
-from agentfly.roles.life import Clock, Ended, Verdict, after_attempt, overdue
+from agentfly.roles.life import Clock, Ended, Verdict, after_attempt, overdue, read_failure, write_failure
 
 CASES = {
     "success ends the run": (Ended(0, False, True), 2, 3, Verdict("Succeeded", 2)),
@@ -28,6 +30,7 @@ CASES = {
     "2. a limit of zero fails at once": (Ended(1, False, False), 0, 0, Verdict("Failed", 1)),
     "3. the pause doubles": (Ended(1, False, False), 2, 9, Verdict("Restarting", 3, 40)),
     "3. the pause has a bound": (Ended(1, False, False), 20, 99, Verdict("Restarting", 21, 360)),
+    "4. what would fail again is not tried again": (Ended(87, False, True), 0, 9, Verdict("Failed", 1)),
 }
 
 
@@ -36,7 +39,22 @@ def test_after_attempt(ended: Ended, failures: int, limit: int, want: Verdict) -
     assert after_attempt(ended, failures, limit) == want
 
 
-# 4. a hang is found by the lack of progress
+# 4. why an attempt of many would fail is kept for each
+
+
+def test_why_an_attempt_was_invalid_is_read_as_written_and_of_no_other_attempt(tmp_path: Path) -> None:
+    write_failure(tmp_path, 2, Reason.DriftExceeded, "maxDriftFraction: too much")
+    assert read_failure(tmp_path, 2) == (Reason.DriftExceeded, "maxDriftFraction: too much")
+    assert read_failure(tmp_path, 1) is None
+
+
+def test_half_a_file_says_nothing(tmp_path: Path) -> None:
+    write_failure(tmp_path, 1, Reason.InvalidSpec, "x")
+    (tmp_path / "control" / "failure-1.json").write_text('{"reason": "Inv')
+    assert read_failure(tmp_path, 1) is None
+
+
+# 5. a hang is found by the lack of progress
 
 POLICY = TrainingRunPolicy(
     startup_deadline_seconds=100, stall_timeout_seconds=50, active_deadline_seconds=1000

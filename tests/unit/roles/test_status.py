@@ -104,6 +104,15 @@ def test_progress_estimates_from_the_last_ten_steps():
     assert seen.metrics == {"reward": "0.75", "step_seconds": "8"}
 
 
+def test_progress_shows_masked_and_failed_rollouts_of_the_last_step_where_there_are_any():
+    steps = [{"step": 1, "rollouts": {"scored": 1, "masked": 2, "failed": 5}}]
+    assert progress(steps, 20).metrics == {"masked": "2", "failed": "5"}
+    steps.append({"step": 2, "rollouts": {"scored": 7, "masked": 0, "failed": 1}})
+    assert progress(steps, 20).metrics == {"failed": "1"}
+    steps.append({"step": 3, "rollouts": {"scored": 8, "masked": 0, "failed": 0}})
+    assert progress(steps, 20).metrics == {}
+
+
 def test_a_job_without_rewards_has_no_summary():
     assert rollout_status(JOB, JobSeen(RolloutJobPhase.Running), NOW).reward is None
 

@@ -1,15 +1,20 @@
 """The trainer process around verl; verl itself is replaced."""
 
+import contextlib
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
+from agentfly.roles.life import read_failure
 from agentfly.roles.trainer import ENV_CONFIG, TrainerConfig
 from agentfly.training import main as trainer
 from tests.unit.training.conftest import MakeConfig
@@ -71,14 +76,85 @@ def test_a_failure_exits_with_1_and_the_log_ends_with_the_cause(
     assert last == "RuntimeError: weights: http://m: HTTP 500; rollouts of unfinished steps: none"
 
 
-def test_an_error_with_a_remedy_is_shown_with_it(
-    run: Callable[..., int], caplog: pytest.LogCaptureFixture
+def test_an_error_with_a_remedy_is_shown_with_it_and_is_for_good(
+    run: Callable[..., int], make_config: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     def verl(config: TrainerConfig) -> None:
         raise AgentflyError("a: b", hints=["do c"])
 
-    assert run(verl) == 1
+    assert run(verl) == 87
     assert caplog.records[-1].getMessage() == "a: b\n  hint: do c"
+    assert read_failure(make_config().run_dir, 1) == (Reason.InvalidSpec, "a: b\n  hint: do c")
+
+
+def test_tasks_that_cannot_be_trained_on_are_for_good(run: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("")
+    assert run(void) == 87
+
+
+def test_drift_that_is_seen_only_at_the_end_is_for_good(
+    run: Callable[..., int], make_config: MakeConfig
+) -> None:
+    def verl(config: TrainerConfig) -> None:
+        drifted(config)
+        step(config, 1)
+
+    assert run(verl, max_drift_fraction=0.1) == 87
+    failure = read_failure(make_config().run_dir, 1)
+    assert failure is not None
+    assert (failure[0], failure[1].split(":")[0]) == (Reason.DriftExceeded, "maxDriftFraction")
+
+
+def test_a_failure_of_the_last_look_at_the_metrics_is_logged(
+    run: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def verl(config: TrainerConfig) -> None:
+        config.verl_metrics_file.write_text("no JSON\n")
+
+    assert run(verl) == 1
+    assert "Expecting value" in caplog.records[-1].getMessage()
+
+
+def verl_modules(monkeypatch: pytest.MonkeyPatch, **replaced: object) -> None:
+    """Hydra and verl that accept everything but where replaced."""
+    names = {
+        "hydra": {"compose": lambda name, overrides: overrides, "initialize_config_module": module},
+        "verl.trainer.ppo.utils": {"need_critic": bool, "need_reference_policy": bool},
+        "verl.utils.config": {"validate_config": lambda *_: None},
+        "verl.utils.device": {"auto_set_device": lambda config: None},
+    }
+    for name, content in names.items():
+        found = {key: replaced.get(key, value) for key, value in content.items()}
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**found))
+
+
+@contextlib.contextmanager
+def module(name: str, version_base: None) -> Iterator[None]:
+    yield
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise ValueError("Key 'x' is not in struct\n    full_key: trainer.x")
+
+
+@pytest.mark.parametrize("part", ["compose", "validate_config"])
+def test_overrides_that_verl_refuses_are_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verl_modules(monkeypatch)
+    assert trainer.compose_config(["a=b"]) == ["a=b"]
+    verl_modules(monkeypatch, **{part: refuse})
+    with pytest.raises(AgentflyError) as caught:
+        trainer.compose_config(["+trainer.x=1"])
+    assert caught.value.message == (
+        "spec.overrides: verl refuses its configuration: Key 'x' is not in struct full_key: trainer.x"
+    )
+
+
+def drifted(config: TrainerConfig) -> None:
+    """One rollout of step 1, most of it drifted."""
+    config.outcomes_dir.mkdir(parents=True)
+    record = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, "turns": 1, "tool_calls": 0}
+    record |= {"sampled_tokens": 5, "tokens": 10, "drifted_tokens": 9}
+    (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
 
 
 class Ended(BaseException):
@@ -129,10 +205,21 @@ def test_the_watchdog_counts_from_the_first_step_and_ends_a_run_that_stalls(
 def test_too_much_drift_ends_the_process(make_config: MakeConfig, exits: list[int]) -> None:
     config = make_config(max_drift_fraction=0.1)
     config.verl_metrics_file.parent.mkdir(parents=True)
-    config.outcomes_dir.mkdir(parents=True)
-    record = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, "turns": 1, "tool_calls": 0}
-    record |= {"sampled_tokens": 5, "tokens": 10, "drifted_tokens": 9}
-    (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
+    drifted(config)
     step(config, 1)
     watch(config).join(5)
+    assert exits == [87]
+    failure = read_failure(config.run_dir, 1)
+    assert failure is not None
+    assert failure[0] == Reason.DriftExceeded
+
+
+def test_a_watchdog_that_breaks_ends_the_process_with_a_trace(
+    make_config: MakeConfig, exits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config()
+    config.verl_metrics_file.parent.mkdir(parents=True)
+    config.verl_metrics_file.write_text("no JSON\n")
+    watch(config).join(5)
     assert exits == [1]
+    assert caplog.records[-1].exc_info is not None

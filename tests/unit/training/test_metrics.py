@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
 from agentfly.roles.trainer import TrainerConfig
-from agentfly.training.metrics import MetricsFollower, step_line
+from agentfly.training.metrics import LimitExceeded, MetricsFollower, step_line
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 from tests.unit.training.conftest import MakeConfig
 
@@ -159,3 +160,25 @@ def test_a_failed_attempt_tells_what_its_unfinished_rollouts_came_to(make_config
     failures = [entry(4, "failed", None, reason="StartFailed") for _ in range(3)]
     append(config.outcomes_dir / "attempt-1-worker-5.jsonl", entry(4), *failures)
     assert MetricsFollower(config).unfinished() == "step 4: 1 scored, 3 failed (StartFailed x 3)"
+
+
+def failing(config: TrainerConfig, failed: int, scored: int) -> MetricsFollower:
+    failures = [entry(1, "failed", None, reason="StartFailed") for _ in range(failed)]
+    append(config.outcomes_dir / "attempt-1-worker-5.jsonl", *failures, *[entry(1)] * scored)
+    append(config.verl_metrics_file, {"step": 1, "data": {}})
+    return MetricsFollower(config)
+
+
+def test_too_many_failed_rollouts_of_a_step_end_the_run_with_both_numbers(make_config: MakeConfig) -> None:
+    config = make_config(failure_budget=0.5)
+    with pytest.raises(LimitExceeded) as caught:
+        failing(config, failed=3, scored=2).poll()
+    assert caught.value.reason == Reason.FailureBudgetExceeded
+    assert caught.value.message == (
+        "failureBudget: 3 of 5 rollouts of step 1 failed (StartFailed x 3), the limit is 0.5 of them"
+    )
+    assert [line["step"] for line in lines(config)] == [1]
+
+
+def test_as_many_failed_rollouts_as_the_budget_allows_go_on(make_config: MakeConfig) -> None:
+    assert failing(make_config(failure_budget=0.5), failed=2, scored=2).poll() == 1
