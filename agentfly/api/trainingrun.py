@@ -95,6 +95,13 @@ class TrainingRunPolicy(ApiModel):
         ge=0,
         description="Restarts after attempts that made no checkpoint; one more fails the run. Default 3.",
     )
+    failure_budget: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of the rollouts of one step, 0 to 1, that may fail; more fails the run. "
+        "Default 0.5.",
+    )
 
 
 class TrainingRunSpec(ApiModel):
@@ -116,7 +123,8 @@ class TrainingRunSpec(ApiModel):
     seed: Int = Field(
         default=0,
         ge=0,
-        description="Seed of task order, sampling and initialisation. Default 0.",
+        description="Seed of the order of tasks, of model.build and of the trainer; sampling is not seeded. "
+        "Default 0.",
         json_schema_extra=FIXED,
     )
     algorithm: Algorithm = Field(

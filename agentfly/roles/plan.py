@@ -152,6 +152,7 @@ def trainer_config(run: TrainingRun, places: Places, attempt: int) -> TrainerCon
         checkpoint_keep_last=spec.checkpoint.keep_last,
         checkpoint_dir=places.run_dir / "checkpoints",
         stall_timeout_s=spec.run_policy.stall_timeout_seconds,
+        failure_budget=spec.run_policy.failure_budget,
         overrides=spec.overrides,
     )
 

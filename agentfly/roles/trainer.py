@@ -67,6 +67,7 @@ class TrainerConfig(BaseModel):
     checkpoint_dir: Path
 
     stall_timeout_s: float = Field(default=3600, gt=0)  # longest time between two steps, once there is one
+    failure_budget: float = Field(default=0.5, ge=0, le=1)  # share of one step's rollouts that may fail
     overrides: tuple[str, ...] = ()  # verl's own Hydra form; the last one wins
 
     @model_validator(mode="after")

@@ -111,7 +111,7 @@ def test_every_field_of_a_run_reaches_the_trainer():
         },
         "trainer": {"gpusPerNode": 2, "microBatchSize": 5},
         "checkpoint": {"everySteps": 3, "keepLast": 4},
-        "runPolicy": {"stallTimeoutSeconds": 77},
+        "runPolicy": {"stallTimeoutSeconds": 77, "failureBudget": 0.25},
         "overrides": ["a.b=c"],
     }
     assert json.loads(trainer_config(run(**spec), PLACES, 3).model_dump_json()) == {
@@ -147,6 +147,7 @@ def test_every_field_of_a_run_reaches_the_trainer():
         "checkpoint_keep_last": 4,
         "checkpoint_dir": "/runs/r/checkpoints",
         "stall_timeout_s": 77.0,
+        "failure_budget": 0.25,
         "overrides": ["a.b=c"],
     }
 

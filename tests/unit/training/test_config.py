@@ -25,6 +25,7 @@ def test_what_is_written_is_what_is_read(make_config: MakeConfig) -> None:
         ({"group_size": 1}, "group_size"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"temperature": 0}, "temperature"),
+        ({"failure_budget": 1.5}, "failure_budget"),
         ({"algorithm": "ppo"}, "algorithm"),
         ({"tasks_entrypoint": "a:b"}, "tasks_entrypoint, tasks_path: exactly one must be set"),
         ({"tasks_path": None}, "tasks_entrypoint, tasks_path: exactly one must be set"),
