@@ -13,6 +13,10 @@ from agentfly.api.base import ApiModel, Args, Conditions, Int, Rule, immutable
 from agentfly.api.common import ApiObject, DType
 from agentfly.api.quantity import Cpu, Memory
 
+LONGEST_LEASE_S = 3600  # sandboxd refuses more
+ENV_MAX = 32 * 1024
+"""Characters of a sandbox's environment: what its daemon reads at the start is bounded."""
+
 PoolType = Literal["Container", "ModelService"]
 
 
@@ -43,8 +47,7 @@ class Container(ApiModel):
         min_length=1,
         max_length=1024,
         description="Root file system: host for this machine's own, read-only under an overlay, or a "
-        "directory, "
-        "or an image reference on a cluster. Default host.",
+        "directory, relative to the manifest. Default host.",
     )
     cpu: Cpu = Field(
         default=1, description='CPU cores: a whole number, or text such as "0.5" or 500m. Default 1.'
@@ -54,7 +57,10 @@ class Container(ApiModel):
     )
     pids: Int = Field(default=64, ge=8, description="Processes and threads at the same time. Default 64.")
     env: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
-        default={}, max_length=64, description="Environment of commands. Absent: none."
+        default={},
+        max_length=64,
+        description=f"Environment of commands, at most {ENV_MAX} characters of names and values together. "
+        "Absent: none.",
     )
     network: bool = Field(default=False, description="Whether commands reach the network. Default false.")
     workdir: str = Field(
@@ -63,13 +69,24 @@ class Container(ApiModel):
         pattern="^/",
         description="Absolute directory in which commands start. Default /workspace.",
     )
+    rules: ClassVar = (
+        Rule(
+            cel=f"self.env.map(name, size(name) + size(self.env[name])).sum() <= {ENV_MAX}",
+            holds=lambda self: sum(len(name) + len(self.env[name]) for name in self.env) <= ENV_MAX,
+            field="env",
+            problem=f"has more than {ENV_MAX} characters of names and values together",
+            hint="let the agent's setup write long values to files",
+        ),
+    )
 
 
 class ModelService(ApiModel):
     """A vLLM server."""
 
     model: str = Field(
-        min_length=1, max_length=4096, description="Directory in Hugging Face layout, or name on the hub."
+        min_length=1,
+        max_length=4096,
+        description="Directory in Hugging Face layout, relative to the manifest, or name on the hub.",
     )
     max_model_len: Int = Field(ge=2, description="Tokens of prompt and answer together.")
     max_num_seqs: Int = Field(default=64, ge=1, description="Sequences that one member batches. Default 64.")
@@ -128,7 +145,7 @@ class LeasePolicy(ApiModel):
     ttl_seconds: int = Field(
         default=30,
         ge=3,
-        le=86400,
+        le=LONGEST_LEASE_S,
         description="Seconds without a heartbeat after which a lease is lost. Default 30.",
     )
 

@@ -1,7 +1,9 @@
 """Models are as strict as the API server; sections are numbered like the guarantees of agentfly.api.base."""
 
 import copy
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -90,6 +92,17 @@ def test_every_bound_is_the_same_in_model_and_schema(kind: str) -> None:
                 assert refusal in model_refusals(kind, placed(kind, path, node[key] + step))
                 seen += 1
     assert seen >= 10
+
+
+def test_a_lease_may_last_as_long_as_the_daemon_allows() -> None:
+    source = (Path(__file__).parents[3] / "operator" / "sandboxd" / "api.go").read_text()
+    longest = re.search(r"\bmaxTTL\s*=\s*time\.(\w+)", source)
+    assert longest is not None
+    seconds = {"Minute": 60, "Hour": 3600}[longest[1]]
+    assert model_refusals("ResourcePool", made("ResourcePool", {"lease.ttlSeconds": seconds})) == []
+    assert model_refusals("ResourcePool", made("ResourcePool", {"lease.ttlSeconds": seconds + 1})) == [
+        "spec.lease.ttlSeconds: less_than_equal"
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

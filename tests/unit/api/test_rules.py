@@ -30,6 +30,8 @@ STALL = (
     "rollout.timeouts.rolloutSeconds * (1 + rollout.maxInfraRetries); "
     "raise runPolicy.stallTimeoutSeconds or lower rollout.timeouts.rolloutSeconds"
 )
+# 32761 characters: with LAST and three more it is the longest that is allowed.
+ENV = {f"N{number}": "x" * 4093 for number in range(7)} | {"N7": "x" * 4094}
 
 REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "min above max": (
@@ -141,6 +143,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"rollout.maxInfraRetries": 5},
         [STALL],
     ),
+    "an environment longer than a daemon reads": (
+        "ResourcePool",
+        {"container.env": {**ENV, "LAST": "x" * 4}},
+        [
+            "spec.container.env: env has more than 32768 characters of names and values together; "
+            "let the agent's setup write long values to files"
+        ],
+    ),
     "a group of one": (
         "TrainingRun",
         {"rollout.groupSize": 1},
@@ -175,6 +185,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a ModelService shared by all": ("ResourcePool", {**SERVICE, "scope": "Global"}),
     "equal clips": ("TrainingRun", {"algorithm.clipLow": 0.28}),
     "a stall timeout above two rollouts": ("TrainingRun", {"runPolicy.stallTimeoutSeconds": 1201}),
+    "the longest environment": ("ResourcePool", {"container.env": {**ENV, "LAST": "x" * 3}}),
     "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),
     "a job with a greedy policy": ("RolloutJob", {"rollout.temperature": 0.0}),
     "a job with groups of one": ("RolloutJob", {"rollout.groupSize": 1}),

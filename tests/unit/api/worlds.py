@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import celpy
+from celpy import celtypes
 from pydantic import ValidationError
 
 from agentfly.api import crd
@@ -116,7 +117,12 @@ def at(obj: Any, path: str) -> Any:
 @functools.cache
 def _program(rule: str) -> celpy.Runner:
     environment = celpy.Environment()
-    return environment.program(environment.compile(rule))
+    return environment.program(environment.compile(rule), functions={"sum": _sum})
+
+
+def _sum(numbers: Any) -> celtypes.IntType:
+    """A function of Kubernetes' list library, which celpy lacks."""
+    return celtypes.IntType(sum(numbers))
 
 
 def _runs(rule: str, new: Any, old: Any) -> bool:
