@@ -48,6 +48,7 @@ type reply struct {
 	value any
 	file  *os.File
 	size  int64
+	done  func() // to be called once the file is sent
 }
 
 type route struct {
@@ -116,7 +117,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if answer.file != nil {
-		defer answer.file.Close()
+		defer answer.done()
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set("Content-Length", strconv.FormatInt(answer.size, 10))
 		_, _ = io.CopyN(w, answer.file, answer.size) // a file that shrank ends the connection

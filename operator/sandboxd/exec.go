@@ -57,9 +57,10 @@ func (s *server) exec(_ http.ResponseWriter, r *http.Request) (reply, error) {
 		return reply{}, apiError{http.StatusConflict, "Busy", "exec: too many commands at once"}
 	}
 	defer s.leave()
-	ctx, cancel := context.WithCancel(r.Context()) // ends when the client goes
+	// A child of the lease's context ends in the same instant: what has not started by then never does.
+	ctx, cancel := context.WithCancel(held)
 	defer cancel()
-	defer context.AfterFunc(held, cancel)()
+	defer context.AfterFunc(r.Context(), cancel)() // the client has gone
 	before := s.oomKills.read()
 	result, err := s.processes.Run(ctx, spec)
 	if held.Err() != nil {

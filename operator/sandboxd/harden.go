@@ -9,11 +9,14 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
 )
 
 const (
 	prSetDumpable = 4
 	rlimitNproc   = 6
+	// signalSetBytes is the size of the kernel's signal set.
+	signalSetBytes = 8
 	// spareThreads are started at once: at its limit of processes the kernel refuses a new thread,
 	// and a Go program that cannot get one dies.
 	spareThreads = 8
@@ -93,6 +96,25 @@ func primeThreads(n int) {
 	ready.Wait()
 	close(release)
 	done.Wait()
+}
+
+// dropFaults gives the signals of a program's own faults back to the kernel. Go's handlers take one that
+// a command sent with sigqueue or F_SETSIG for a real fault, and crash; the first process of a namespace
+// is spared every signal without a handler that comes from inside. A real fault still ends it.
+func dropFaults() error {
+	var byDefault struct { // the kernel's struct sigaction, larger than on any architecture
+		handler, flags, restorer uintptr
+		mask                     [2]uint64
+	}
+	for _, signal := range []syscall.Signal{syscall.SIGILL, syscall.SIGTRAP, syscall.SIGBUS, syscall.SIGFPE,
+		syscall.SIGSEGV, syscall.SIGSTKFLT, syscall.SIGSYS} {
+		_, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(signal),
+			uintptr(unsafe.Pointer(&byDefault)), 0, signalSetBytes, 0, 0)
+		if errno != 0 {
+			return fmt.Errorf("sigaction: %v: %w", signal, errno)
+		}
+	}
+	return nil
 }
 
 // counter reads how often the kernel killed a process of this cgroup for memory. The file is

@@ -36,6 +36,7 @@ type config struct {
 	Scratch     []string          `json:"scratch"`     // folders emptied at reset
 	Upper       string            `json:"upper"`       // where writes to the root go, "" when it is read-only
 	Workdir     string            `json:"workdir"`     // where commands start
+	OwnNetwork  bool              `json:"ownNetwork"`  // the sandbox shares its network with nobody
 	Env         map[string]string `json:"env"`         // of every command
 	Incarnation int               `json:"incarnation"` // the first one of this process
 	Limits      limits            `json:"limits"`      // where no cgroup sets them
@@ -76,13 +77,16 @@ func run(listenFD int, listen string, oomFD int) error {
 	if err := cfg.Limits.apply(); err != nil {
 		return err
 	}
-	baseline, err := pristine.Record(cfg.Scratch, cfg.Upper)
+	baseline, err := pristine.Record(cfg.Scratch, cfg.Upper, cfg.OwnNetwork)
 	if err != nil {
 		return fmt.Errorf("baseline: %w", err)
 	}
 	primeThreads(spareThreads)
 	table := proc.NewTable()
 	ended := takeSignals() // before the first command can end
+	if err := dropFaults(); err != nil {
+		return err
+	}
 	go func() {
 		for range ended {
 			table.Reap()
@@ -128,12 +132,14 @@ func openListener(fd int, address string) (net.Listener, error) {
 
 // takeSignals returns the signals that tell of ended processes. The first process of a namespace
 // ignores only the signals without a handler, and Go has handlers for nearly all: those are taken
-// and dropped, so that a command cannot end the daemon by kill.
+// and dropped, so that a command cannot end the daemon by kill. dropFaults has the others.
 func takeSignals() <-chan os.Signal {
 	dropped, ended := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	for number := syscall.Signal(1); number < 32; number++ {
 		switch number {
 		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG:
+		case syscall.SIGILL, syscall.SIGTRAP, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV,
+			syscall.SIGSTKFLT, syscall.SIGSYS:
 		default:
 			signal.Notify(dropped, number)
 		}

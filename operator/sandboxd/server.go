@@ -38,8 +38,8 @@ type server struct {
 	running  int
 	lastUsed time.Time
 
-	cleaning sync.Mutex   // one reset or expiry at a time; held while the sandbox is dirty by either
-	writing  sync.RWMutex // read-held by an upload, so that a reset never empties under one
+	cleaning  sync.Mutex   // one reset or expiry at a time; held while the sandbox is dirty by either
+	transfers sync.RWMutex // read-held by an upload or download, so that a reset never empties under one
 }
 
 func newServer(cfg config, p processes, b baseline, oom counter, now func() time.Time) *server {
@@ -142,8 +142,8 @@ func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	}
 	residue := s.lease.Residue()
 	s.mu.Unlock()
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	s.transfers.Lock()
+	defer s.transfers.Unlock()
 	if err := s.clean(); err != nil && residue == "" {
 		residue = err.Error()
 	}

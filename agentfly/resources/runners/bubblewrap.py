@@ -305,6 +305,7 @@ def _config(root: Root, token: str, incarnation: int, unlimited: tuple[str, ...]
         "adminToken": token,
         "scratch": [scratch.path for scratch in root.scratch()],
         "upper": UPPER,
+        "ownNetwork": not spec.network,
         "workdir": spec.workdir,
         "env": DEFAULT_ENV | spec.env,
         "incarnation": incarnation,

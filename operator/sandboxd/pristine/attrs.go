@@ -8,13 +8,15 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"unsafe"
 )
 
 // attrs is what a tenant can change on a file or folder without touching its content. Times are
-// left out: emptying a folder changes them too.
+// left out: emptying a folder changes them too, so they are set at every restore.
 type attrs struct {
 	mode, uid, gid uint32
 	xattrs         string // names, sorted; a label of the system is there from the start
+	flags          uint32 // of chattr
 }
 
 func readAttrs(path string) (attrs, error) {
@@ -22,7 +24,27 @@ func readAttrs(path string) (attrs, error) {
 	if err := syscall.Lstat(path, &st); err != nil {
 		return attrs{}, fmt.Errorf("%s: %w", path, err)
 	}
-	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, xattrs: strings.Join(listXattrs(path), " ")}, nil
+	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, xattrs: strings.Join(listXattrs(path), " "), flags: readFlags(path)}, nil
+}
+
+const (
+	getFlags = 0x80086601 // FS_IOC_GETFLAGS
+	setFlags = 0x40086602 // FS_IOC_SETFLAGS
+)
+
+// readFlags returns 0 where the file system has no such flags.
+func readFlags(path string) (flags uint32) {
+	ioctlFlags(path, getFlags, &flags)
+	return flags
+}
+
+func ioctlFlags(path string, request uintptr, flags *uint32) {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer syscall.Close(fd)
+	_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(flags)))
 }
 
 func listXattrs(path string) []string {
@@ -44,6 +66,9 @@ func (a attrs) restore(path string) {
 		if !slices.Contains(known, name) {
 			_ = syscall.Removexattr(path, name)
 		}
+	}
+	if flags := a.flags; readFlags(path) != flags {
+		ioctlFlags(path, setFlags, &flags)
 	}
 }
 

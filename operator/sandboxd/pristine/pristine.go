@@ -14,11 +14,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 const (
-	mountTable = "/proc/self/mountinfo"
-	queues     = "/dev/mqueue"
+	mountTable   = "/proc/self/mountinfo"
+	networkTable = "/proc/self/net/dev"
+	queues       = "/dev/mqueue"
+	terminals    = "/dev/pts"
 	// maxUpperEntries bounds the walk: the upper holds a few mount points at start, and the first
 	// entry more decides.
 	maxUpperEntries = 4096
@@ -29,20 +32,40 @@ type Baseline struct {
 	scratch []string
 	upper   string
 	mounts  []byte
+	network []byte // counters of the network devices, nil if they are not the sandbox's alone
+	started time.Time
+	inherited
 	folders map[string]attrs
 	changes map[string]stamp
+	// terminals belong to whoever mounted them; their entries go with the processes that opened them.
+	terminals map[string]attrs
 }
 
 // Record takes the baseline. The scratch folders must be empty; upper may be "" for a sandbox
-// whose root cannot be written.
-func Record(scratch []string, upper string) (*Baseline, error) {
+// whose root cannot be written; ownNetwork says that no other sandbox and no process outside uses its
+// network devices.
+func Record(scratch []string, upper string, ownNetwork bool) (*Baseline, error) {
 	if _, err := os.Lstat(queues); err == nil {
 		scratch = append(slices.Clone(scratch), queues)
 	}
-	b := &Baseline{scratch: scratch, upper: upper, folders: map[string]attrs{}}
+	b := &Baseline{scratch: scratch, upper: upper, folders: map[string]attrs{}, started: time.Now()}
 	var err error
 	if b.mounts, err = os.ReadFile(mountTable); err != nil {
 		return nil, err
+	}
+	if ownNetwork {
+		if b.network, err = os.ReadFile(networkTable); err != nil {
+			return nil, err
+		}
+	}
+	if b.inherited, err = readInherited(); err != nil {
+		return nil, err
+	}
+	b.terminals = map[string]attrs{}
+	for _, path := range []string{terminals, terminals + "/ptmx"} {
+		if now, err := readAttrs(path); err == nil { // a container need not have them
+			b.terminals[path] = now
+		}
 	}
 	for _, folder := range scratch {
 		if b.folders[folder], err = readAttrs(folder); err != nil {
@@ -67,6 +90,14 @@ func (b *Baseline) Restore() error {
 		if err := emptyOut(folder); err != nil {
 			return err
 		}
+		// A time is a message of 64 bits to the next tenant.
+		if err := os.Chtimes(folder, b.started, b.started); err != nil {
+			return fmt.Errorf("scratch: %w", err)
+		}
+	}
+	for path, was := range b.terminals {
+		was.restore(path)
+		_ = os.Chtimes(path, b.started, b.started) // who may not set them back could not set them either
 	}
 	return removeIPC()
 }
@@ -80,6 +111,12 @@ func (b *Baseline) Verify() error {
 	if !bytes.Equal(mounts, b.mounts) {
 		return fmt.Errorf("mounts: the mount table differs from the one at start")
 	}
+	if err := b.inherited.verify(); err != nil {
+		return err
+	}
+	if err := b.verifyNetwork(); err != nil {
+		return err
+	}
 	for _, folder := range b.scratch {
 		now, err := readAttrs(folder)
 		if err != nil {
@@ -92,10 +129,31 @@ func (b *Baseline) Verify() error {
 			return err
 		}
 	}
+	for path, was := range b.terminals {
+		if now, err := readAttrs(path); err != nil || now != was {
+			return fmt.Errorf("terminals: mode or owner of %s were changed", path)
+		}
+	}
 	if err := verifyIPC(); err != nil {
 		return err
 	}
 	return b.verifyUpper()
+}
+
+// verifyNetwork finds what outlives sockets: closed connections keep their ports for a minute, and the
+// kernel remembers peers and counts packets. All of that takes at least one packet.
+func (b *Baseline) verifyNetwork() error {
+	if b.network == nil {
+		return nil
+	}
+	now, err := os.ReadFile(networkTable)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(now, b.network) {
+		return fmt.Errorf("network: the loopback device was used")
+	}
+	return nil
 }
 
 func (b *Baseline) verifyUpper() error {

@@ -26,7 +26,7 @@ func recorded(t *testing.T) (scratch, upper string, b *Baseline) {
 	if err := os.Mkdir(filepath.Join(upper, "usr"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	b, err := Record([]string{scratch}, upper)
+	b, err := Record([]string{scratch}, upper, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestEveryChangeOfTheUpperIsNamed(t *testing.T) {
 func TestScratchMustBeEmptyAtStart(t *testing.T) {
 	folder := t.TempDir()
 	write(t, folder+"/x")
-	if _, err := Record([]string{folder}, ""); err == nil {
+	if _, err := Record([]string{folder}, "", false); err == nil {
 		t.Error("a full scratch folder was accepted")
 	}
 }

@@ -49,7 +49,7 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	c, err := t.start(path, spec.Argv, &syscall.ProcAttr{
+	c, err := t.start(ctx, path, spec.Argv, &syscall.ProcAttr{
 		Dir: spec.Dir, Env: spec.Env, Files: streams.childEnds(),
 		Sys: &syscall.SysProcAttr{Setpgid: true},
 	})

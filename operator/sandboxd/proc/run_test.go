@@ -174,6 +174,18 @@ func TestClosedTableStartsNothing(t *testing.T) {
 	}
 }
 
+func TestNothingStartsOnceItsContextHasEnded(t *testing.T) {
+	table, proof := opened(t), filepath.Join(t.TempDir(), "proof")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // its lease has ended; the table is open for the next one
+	if _, err := table.Run(ctx, shell("touch "+proof)); !errors.Is(err, ErrClosed) {
+		t.Fatalf("got %v, want ErrClosed", err)
+	}
+	if _, err := os.Stat(proof); err == nil {
+		t.Fatal("the command ran")
+	}
+}
+
 func TestKillAllIsRefusedOutsideOfASandbox(t *testing.T) {
 	table := opened(t)
 	if err := table.KillAll(time.Second); err == nil || !strings.Contains(err.Error(), "not PID 1") {

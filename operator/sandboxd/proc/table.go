@@ -11,11 +11,13 @@
 package proc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -46,7 +48,7 @@ type child struct {
 // Table is the set of processes that the daemon started and has not reaped yet.
 type Table struct {
 	mu       sync.Mutex
-	open     bool
+	open     atomic.Bool
 	children map[int]*child
 }
 
@@ -57,13 +59,14 @@ func NewTable() *Table { return &Table{children: map[int]*child{}} }
 func (t *Table) Open() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.open = true
+	t.open.Store(true)
 }
 
-func (t *Table) start(argv0 string, argv []string, attr *syscall.ProcAttr) (*child, error) {
+// start refuses once ctx has ended: its lease may have ended long ago, and the table be open for the next.
+func (t *Table) start(ctx context.Context, argv0 string, argv []string, attr *syscall.ProcAttr) (*child, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.open {
+	if !t.open.Load() || ctx.Err() != nil {
 		return nil, ErrClosed
 	}
 	pid, err := syscall.ForkExec(argv0, argv, attr)
@@ -109,11 +112,10 @@ func (t *Table) Reap() {
 }
 
 // KillAll closes the table and kills until nobody is left. One kill(-1) is atomic against fork,
-// so a fork bomb cannot outrun it; the loop is for what was dying already.
+// so a fork bomb cannot outrun it; the loop is for what was dying already. It comes before every lock: a
+// command that stops the next one before its exec keeps a start, and its lock, waiting.
 func (t *Table) KillAll(wait time.Duration) error {
-	t.mu.Lock()
-	t.open = false
-	t.mu.Unlock()
+	t.open.Store(false)
 	if os.Getpid() != 1 {
 		return errors.New("kill(-1) refused: the daemon is not PID 1 of a sandbox")
 	}
