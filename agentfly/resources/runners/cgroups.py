@@ -19,6 +19,9 @@ from typing import Self
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 """The kernel's default period of processor time, in microseconds."""
+OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
+SOCKET_SHARE = 8
+"""Version 1 does not count what waits in sockets as memory: they get this part of it on top."""
 DAEMON_TASKS = 20
 """Threads of sandboxd and room for the commands it starts, on top of what a spec allows its commands."""
 
@@ -126,7 +129,7 @@ class Cgroups:
             for controller, file, value in self._settings(limits):
                 target = self.bases[controller] / group.paths[0].name / file
                 # Swap may be compiled out, or not accounted: then there is no file, and nothing to bound.
-                if target.exists() or "sw" not in file:
+                if target.exists() or file not in OPTIONAL:
                     target.write_text(value)
         except BaseException:
             group.remove()
@@ -146,6 +149,7 @@ class Cgroups:
             settings = [
                 ("memory", "memory.limit_in_bytes", memory),
                 ("memory", "memory.memsw.limit_in_bytes", memory),
+                ("memory", "memory.kmem.tcp.limit_in_bytes", str((limits.memory_mb << 20) // SOCKET_SHARE)),
                 ("pids", "pids.max", tasks),
                 ("cpu", "cpu.cfs_period_us", str(PERIOD_US)),
                 ("cpu", "cpu.cfs_quota_us", str(quota)),

@@ -139,7 +139,8 @@ class Root:
         network = ["--share-net"] if self.spec.network else []
         return [
             *("--unshare-all", *network, "--unshare-user", "--disable-userns"),
-            *("--cap-drop", "ALL", "--new-session", "--as-pid-1", "--clearenv"),
+            # The daemon has its own guard, a pipe, of no use while a command keeps it from running.
+            *("--die-with-parent", "--cap-drop", "ALL", "--new-session", "--as-pid-1", "--clearenv"),
             *("--uid", "0", "--gid", "0", "--hostname", "sandbox"),
         ]
 

@@ -1,5 +1,6 @@
 """The parts of the sandbox runner that need no sandbox: command line, /etc, filter, owner's folder, hints."""
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_devices_of_roots_sandboxes_belong_to_nobody(tmp_path: Path) -> None:
 # The filter of system calls.
 
 
-def verdict(code: bytes, architecture: int, number: int) -> int:
+def verdict(code: bytes, architecture: int, number: int, argument: int = 1) -> int:
     """Run the filter as the kernel does."""
     steps = [struct.unpack("=HBBI", code[i : i + 8]) for i in range(0, len(code), 8)]
     at, accumulator = 0, 0
@@ -143,7 +144,7 @@ def verdict(code: bytes, architecture: int, number: int) -> int:
         operation, if_true, if_false, value = steps[at]
         at += 1
         if operation == 0x20:
-            accumulator = {0: number, 4: architecture}[value]
+            accumulator = {0: number, 4: architecture, 16: argument}[value]
         elif operation == 0x06:
             return int(value)
         else:
@@ -164,6 +165,16 @@ def test_filter_refuses_what_is_listed_and_nothing_else(machine: str, number: in
     assert (verdict(code, audit, number) == 0x7FFF0000) is not listed
     assert verdict(code, audit, keyctl) == 0x00050000 | 1
     assert verdict(code, audit ^ 1, number) == 0x00050000 | 1
+
+
+@pytest.mark.parametrize(("machine", "socket"), [("x86_64", 41), ("x86_64", 53), ("aarch64", 198)])
+@given(family=st.integers(0, 2**32 - 1))
+def test_filter_knows_the_families_of_a_network_namespace(machine: str, socket: int, family: int) -> None:
+    code = seccomp.program(machine)
+    assert code is not None
+    refused = verdict(code, REFUSED[machine][0], socket, family) == 0x00050000 | errno.EAFNOSUPPORT
+    assert refused is (family not in (1, 2, 10, 16))
+    assert verdict(code, REFUSED[machine][0], socket, 1) == 0x7FFF0000
 
 
 def test_unknown_processor_has_no_filter() -> None:
