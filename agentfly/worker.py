@@ -3,10 +3,12 @@
     python -m agentfly.worker --config rollout.json
 
 Guarantees:
-1. Each finished rollout is one line of ``trajectories/rollouts.jsonl``; a worker that is started again goes
-   on with those that are not there.
-2. ``report.json`` is replaced as a whole, twice a second at most, and at the end however the worker ends.
+1. Each finished rollout is a line of ``trajectories/rollouts.jsonl``; a worker that is started again goes on
+   with those that are not there, and those that failed (see ``agentfly.rollout.many``).
+2. ``report.json`` counts the rollouts of this job's tasks and no others. It is replaced as a whole, twice a
+   second at most, and at the end however the rollouts end.
 3. Exit code 0: every rollout has an outcome. 3: more failed than the budget allows. 1: anything else.
+4. The job's seed decides how answers are drawn: each turn of each rollout has a seed that follows from it.
 
 Runs in the inference environment, which has the model's tokenizer.
 """
@@ -18,7 +20,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from agentfly.rollout import (
     Chain,
     FailureBudgetExceeded,
     RolloutReport,
-    Trajectory,
     TrajectoryWriter,
     rollout,
 )
@@ -71,8 +72,8 @@ async def work(config: RolloutWorkerConfig) -> None:
     rows = rows_of(config)
     models = [VLLMModel(url) for url in os.environ[ENV_INFERENCE_URLS].split(",")]
     resources = BrokerClient(os.environ[ENV_BROKER])
+    reporter = Reporter(config.report_file)
     with TrajectoryWriter(config.trajectories_file) as file:
-        sink = ReportingSink(file, config.report_file, len(rows) * shape.group_size)
         try:
             await rollout(
                 load(config.agent_entrypoint, config.base_dir),
@@ -86,50 +87,46 @@ async def work(config: RolloutWorkerConfig) -> None:
                     shape.max_context_tokens,
                     shape.max_prompt_tokens,
                 ),
-                sink=sink,
+                sink=file,
                 deadlines=Deadlines(
                     call=shape.timeouts.call_seconds,
                     turn=shape.timeouts.turn_seconds,
                     rollout=shape.timeouts.rollout_seconds,
                 ),
-                sampling=Sampling(temperature=shape.temperature),
+                sampling=Sampling(temperature=shape.temperature, seed=config.seed),
                 group_size=shape.group_size,
                 concurrency=shape.concurrency,
                 max_infra_retries=shape.max_infra_retries,
                 failure_budget=config.failure_budget,
+                max_drift_fraction=shape.max_drift_fraction,
+                progress=reporter.show,
             )
         finally:
-            sink.report()
+            reporter.write()
             await resources.close()
             for model in models:
                 await model.close()
 
 
-class ReportingSink:
-    """Keeps finished rollouts in a file, and a report of them in another."""
+class Reporter:
+    """Keeps a report in a file as it changes."""
 
-    def __init__(self, file: TrajectoryWriter, report: Path, total: int) -> None:
-        self._file = file
-        self._path = report
-        self._report = RolloutReport(total=total)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._report: RolloutReport | None = None
         self._written = -WRITE_EVERY_S
 
-    def finished(self) -> Iterable[Trajectory]:
-        """What earlier workers finished."""
-        for trajectory in self._file.finished():
-            self._report.add(trajectory)
-            yield trajectory
-
-    def write(self, trajectory: Trajectory) -> None:
-        """Keep one finished rollout."""
-        self._file.write(trajectory)
-        self._report.add(trajectory)
+    def show(self, report: RolloutReport) -> None:
+        """Take the report as it is now, and write it unless that was done a moment ago."""
+        self._report = report
         if time.monotonic() - self._written >= WRITE_EVERY_S:
-            self.report()
+            self.write()
 
-    def report(self) -> None:
-        """Write the report."""
-        found, reward = self._report, self._report.reward
+    def write(self) -> None:
+        """Write the last report; nothing if the job has not got so far as to have one."""
+        if (found := self._report) is None:
+            return
+        reward = found.reward
         text = WorkerReport(
             total=found.total,
             scored=found.scored,

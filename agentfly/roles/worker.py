@@ -28,7 +28,7 @@ class RolloutWorkerConfig(BaseModel):
 
     @property
     def trajectories_file(self) -> Path:
-        """One line for each finished rollout."""
+        """One line for each time that a rollout was played to an outcome; the newest of a rollout counts."""
         return self.run_dir / "trajectories" / "rollouts.jsonl"
 
     @property

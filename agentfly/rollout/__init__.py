@@ -3,6 +3,7 @@
 from agentfly.context import Deadlines
 from agentfly.rollout.chain import Chain
 from agentfly.rollout.errors import (
+    DriftExceeded,
     FailureBudgetExceeded,
     InvalidSample,
     TemplateNotAppendOnly,
@@ -31,6 +32,7 @@ __all__ = [
     "Chain",
     "Deadlines",
     "Drift",
+    "DriftExceeded",
     "Ended",
     "Failed",
     "FailureBudgetExceeded",

@@ -4,8 +4,8 @@ Guarantees:
 1. The context budget is checked before generating: prompt plus answer never exceed ``max_context_tokens``,
    and a first prompt above ``max_prompt_tokens`` is ``Failed("PromptTooLong")``.
 2. At most ``max_turns`` turns; the calls of the last turn still run, because the reward judges what they did.
-3. A turn over its deadline ends the rollout as ``Masked("turn_deadline")``, also while the server answers (see
-   below). ``ModelUnavailable`` is for a server that cannot be reached, refuses or hangs up.
+3. A turn over its deadline ends the rollout as ``Masked("turn_deadline")``, also while the server answers
+   (see below). ``ModelUnavailable`` is for a server that cannot be reached, refuses or hangs up.
 4. An answer that the server aborts is continued from where it stopped, by whichever weights answer then.
 5. A seed gives each turn of each rollout a seed of its own: a group is not one answer many times.
 

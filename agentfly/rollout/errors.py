@@ -34,6 +34,10 @@ class FailureBudgetExceeded(AgentflyError):
     """Too many rollouts failed; the message counts the reasons."""
 
 
+class DriftExceeded(AgentflyError):
+    """More of the tokens drifted than the job allows; the message has both shares."""
+
+
 def is_infrastructure(error: BaseException) -> bool:
     """Whether the error says nothing about the policy, so that a fresh attempt is worth it."""
     return isinstance(error, _INFRASTRUCTURE)

@@ -62,6 +62,8 @@ class TrajectoryWriter:
 def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
     """Trajectories of a file, one at a time; an unfinished last line is left out.
 
+    A rollout that failed and was played again has several lines; the newest one counts.
+
     Raises:
         TrajectoryFileError: a line is of another version, or no trajectory.
     """

@@ -4,16 +4,26 @@ Guarantees:
 1. At most ``concurrency`` rollouts run at once; each goes to the sink when it is finished, in any order.
 2. A rollout's id depends on its task's place and content alone: after a restart the finished ones are counted
    and skipped, and a row that was changed is played anew.
-3. One failing rollout never touches another; when more than ``failure_budget`` of all rollouts failed, the
-   job ends with the reasons counted, and what still ran is released.
-4. Every row is checked before the first rollout starts.
+3. Finished are scored and masked rollouts, and those that lost their sandbox. Another failed one is played
+   again in the next life of the job, so a job that its budget ended goes on; of several lines of one rollout
+   the newest counts.
+4. One failing rollout never touches another; when more than ``failure_budget`` of all rollouts failed, the
+   job ends with the reasons counted, and what still ran is released. More than ``max_drift_fraction`` of its
+   tokens drifted: it ends in the same way.
+5. Every row is checked before the first rollout starts.
+6. The report counts the rollouts of this job's rows and no others, each once.
+
+Why failed rollouts may be played again: what fails for the infrastructure says nothing about the policy, and
+what fails in the job's own code was mended by whoever started the job again. Within a life nothing is drawn
+again, so nothing is selected by its result. ``SandboxLost`` may be the policy's doing (see ``one``): another
+draw would pay a policy for destroying its sandbox, so it stays, and counts.
 """
 
 import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agentfly.agent import Agent, TaskInvalid
@@ -21,12 +31,16 @@ from agentfly.context import Deadlines
 from agentfly.errors import AgentflyError
 from agentfly.models import Sampling, TokenModel
 from agentfly.resources.lease import Resources
-from agentfly.rollout.errors import FailureBudgetExceeded
-from agentfly.rollout.one import rollout_one
+from agentfly.rollout.errors import DriftExceeded, FailureBudgetExceeded
+from agentfly.rollout.one import SANDBOX_LOST, rollout_one
+from agentfly.rollout.outcomes import Failed
 from agentfly.rollout.play import Strategy
 from agentfly.rollout.report import RolloutReport
 from agentfly.rollout.template import Tokenizer
 from agentfly.rollout.trajectory import Trajectory
+
+# The share of a few tokens is chance: before so many were measured, a job is judged at its end alone.
+DRIFT_TOKENS = 10_000
 
 # (row, group id, rollout id)
 _Plan = tuple[Mapping[str, Any], str, str]
@@ -59,14 +73,18 @@ async def rollout(
     concurrency: int = 64,
     max_infra_retries: int = 1,
     failure_budget: float = 0.1,
+    max_drift_fraction: float | None = None,
+    progress: Callable[[RolloutReport], None] = lambda _: None,
     name: str = "rollout",
 ) -> RolloutReport:
     """Play ``group_size`` rollouts of every task.
 
     Args:
         tasks: rows, as JSON has them.
-        sink: takes each finished rollout; its earlier ones are not played again.
+        sink: takes each finished rollout; what it has finished already is not played again.
         failure_budget: the fraction of all rollouts that may fail.
+        max_drift_fraction: the fraction of measured tokens that may drift; None: any.
+        progress: is shown the report at the start and after each rollout, always the same object.
         name: prefix of the rollout ids; the same for every run of one job.
 
     See ``rollout_one`` for the other arguments.
@@ -74,13 +92,20 @@ async def rollout(
     Raises:
         TaskInvalid: a row lacks what the agent needs, before anything started.
         FailureBudgetExceeded: too many rollouts failed.
+        DriftExceeded: too many tokens drifted.
     """
     _check_positive(group_size=group_size, concurrency=concurrency)
     began = time.monotonic()
     plans = plan_rollouts(agent, tasks, group_size=group_size, name=name)
     report = RolloutReport(total=len(plans))
     earlier = _count_finished(report, sink, plans)
-    _check_budget(report, failure_budget)
+
+    def check() -> None:
+        progress(report)
+        _check_budget(report, failure_budget)
+        _check_drift(report, max_drift_fraction)
+
+    check()
     # One iterator for all workers: each takes the next plan when it is free.
     waiting = iter([plan for plan in plans if plan[2] not in earlier])
 
@@ -101,7 +126,7 @@ async def rollout(
             )
             sink.write(trajectory)
             report.add(trajectory)
-            _check_budget(report, failure_budget)
+            check()
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -137,14 +162,20 @@ def plan_rollouts(
 
 def _count_finished(report: RolloutReport, sink: Sink, plans: Sequence[_Plan]) -> set[str]:
     """Count what earlier runs finished of these plans; returns the ids."""
-    planned = {rollout_id for _, _, rollout_id in plans}
+    missing = {rollout_id for _, _, rollout_id in plans}
     found: set[str] = set()
     for trajectory in sink.finished():
-        if trajectory.rollout_id in planned - found:
+        # The line of a finished rollout is its newest: nothing plays it again.
+        if trajectory.rollout_id in missing and _is_finished(trajectory):
+            missing.remove(trajectory.rollout_id)
             found.add(trajectory.rollout_id)
             report.add(trajectory)
     report.resumed = len(found)
     return found
+
+
+def _is_finished(trajectory: Trajectory) -> bool:
+    return not isinstance(trajectory.outcome, Failed) or trajectory.outcome.reason == SANDBOX_LOST
 
 
 def _check_budget(report: RolloutReport, budget: float) -> None:
@@ -155,7 +186,20 @@ def _check_budget(report: RolloutReport, budget: float) -> None:
         f"rollouts: {report.failures} of {report.total} failed ({reasons}), over the budget of {budget:g}",
         hints=[
             "read the outcome messages of the failed trajectories",
-            "raise failureBudget to go on regardless",
+            "raise failureBudget to go on: failed rollouts are played again",
+        ],
+    )
+
+
+def _check_drift(report: RolloutReport, limit: float | None) -> None:
+    fraction, judged = report.drift_fraction, report.finished == report.total or report.tokens >= DRIFT_TOKENS
+    if limit is None or fraction <= limit or not judged:
+        return
+    raise DriftExceeded(
+        f"rollout.maxDriftFraction: {fraction:.4f} of {report.tokens} tokens drifted, the limit is {limit:g}",
+        hints=[
+            "use a model whose chat template does not rewrite history",
+            "raise rollout.maxDriftFraction in a job of another name",
         ],
     )
 

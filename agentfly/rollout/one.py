@@ -46,6 +46,9 @@ from agentfly.rollout.trajectory import Drift, ResourceUse, Trajectory
 
 logger = logging.getLogger(__name__)
 
+SANDBOX_LOST = "SandboxLost"
+"""The reason of a rollout whose sandbox was lost after the policy's first call."""
+
 # What an exception of the user's own code is called in the outcome, by phase.
 _REASONS = {"prompt": "PromptError", "setup": "SetupError", "parse": "ParserError", "reward": "RewardError"}
 
@@ -185,7 +188,7 @@ def _fail(attempt: _Attempt, error: BaseException) -> None:
     if is_infrastructure(error):
         acted = play is not None and play.metrics["tool_calls"] > 0 and bool(ctx.uses)
         if is_loss(error) and error is not ctx.acquire_error and acted:
-            reason, message = "SandboxLost", f"{phase}: {reason}: {message}"
+            reason, message = SANDBOX_LOST, f"{phase}: {reason}: {message}"
         else:
             attempt.again = True
             attempt.pause = error.retry_after if isinstance(error, Saturated) else 0.0

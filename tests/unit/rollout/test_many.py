@@ -13,6 +13,7 @@ from agentfly.errors import AgentflyError
 from agentfly.models import Sampling
 from agentfly.rollout import (
     Chain,
+    DriftExceeded,
     FailureBudgetExceeded,
     RolloutReport,
     Trajectory,
@@ -20,6 +21,7 @@ from agentfly.rollout import (
     read_trajectories,
     rollout,
 )
+from agentfly.sandbox import SandboxUnreachable
 from tests.unit.rollout import toys
 from tests.unit.rollout.toys import FakeResources, Script, ToyTokenizer, call
 
@@ -174,6 +176,19 @@ async def test_changed_row_is_played_anew() -> None:
     assert (report.resumed, report.finished) == (3, 4)
 
 
+async def test_report_counts_rows_of_this_job_alone() -> None:
+    first = Memory()
+    await play(sink=first, group_size=2)
+    changed = [{**TASKS[0], "hint": "look"}]
+    seen: list[tuple[int, int, int]] = []
+
+    def progress(report: RolloutReport) -> None:
+        seen.append((report.total, report.resumed, report.finished))
+
+    await play(changed, sink=Memory(first.written), group_size=2, progress=progress)
+    assert seen == [(2, 0, 0), (2, 0, 1), (2, 0, 2)]
+
+
 async def test_row_written_twice_is_counted_once() -> None:
     first = Memory()
     await play(sink=first)
@@ -188,7 +203,7 @@ async def test_name_of_the_job_tells_its_rollouts_apart() -> None:
     assert [trajectory.rollout_id.split("-0-")[0] for trajectory in sink.written] == ["job-a", "job-b"]
 
 
-# 3. failures
+# 4. failures
 
 
 async def test_one_failing_rollout_does_not_touch_the_others() -> None:
@@ -221,15 +236,93 @@ async def test_budget_of_zero_stops_at_the_first_failure() -> None:
     assert len(sink.written) == 2
 
 
-async def test_budget_that_was_exceeded_is_still_exceeded_after_a_restart() -> None:
+# 3. what failed is played again in the next life of the job
+
+
+async def test_job_that_its_budget_ended_goes_on_with_a_raised_one() -> None:
     sink = Memory()
     agent = toys.make_agent(reward=even_places_work)
     with pytest.raises(FailureBudgetExceeded):
-        await play(agent=agent, group_size=2, failure_budget=0, sink=sink)
-    count = len(sink.written)
+        await play(agent=agent, group_size=2, failure_budget=0, sink=sink, concurrency=1)
+    report = await play(agent=agent, group_size=2, failure_budget=0.5, sink=sink)
+    assert (report.resumed, report.scored, report.failed) == (1, 4, {"RewardError": 4})
+
+
+async def test_failed_rollouts_are_played_again_and_their_newest_line_counts() -> None:
+    sink = Memory()
+    await play(agent=toys.make_agent(reward=even_places_work), group_size=2, failure_budget=1, sink=sink)
+    report = await play(group_size=2, failure_budget=0, sink=sink)
+    assert (report.resumed, report.scored, report.failed) == (4, 8, {})
+    newest = {trajectory.rollout_id: trajectory.outcome for trajectory in sink.written}
+    assert (len(sink.written), {outcome.type for outcome in newest.values()}) == (12, {"scored"})
+    again = await play(group_size=2, sink=sink)
+    assert (again.resumed, again.scored, again.failed) == (8, 8, {})
+
+
+async def test_masked_rollouts_are_not_played_again() -> None:
+    @reward
+    def unsure() -> float | None:
+        return None
+
+    sink = Memory()
+    await play(agent=toys.make_agent(reward=unsure), sink=sink)
+    report = await play(sink=sink)
+    assert (report.resumed, report.masked, report.scored) == (4, {"unscored": 4}, 0)
+
+
+async def test_lost_sandbox_is_not_drawn_again() -> None:
+    @reward
+    async def lost(ctx: Context) -> float:
+        raise SandboxUnreachable("gone")
+
+    sink = Memory()
     with pytest.raises(FailureBudgetExceeded):
-        await play(agent=agent, group_size=2, failure_budget=0, sink=sink)
-    assert len(sink.written) == count
+        await play(agent=toys.make_agent(reward=lost), failure_budget=0.9, sink=sink)
+    with pytest.raises(FailureBudgetExceeded, match="SandboxLost 4"):
+        await play(failure_budget=0.9, sink=sink)
+    report = await play(failure_budget=1, sink=sink)
+    assert (report.resumed, report.failed, len(sink.written)) == (4, {"SandboxLost": 4}, 4)
+
+
+# 4. drift
+
+
+def drifting(tokenizer: ToyTokenizer) -> Script:
+    """Says one word in two tokens where the tokenizer has one."""
+    assert tokenizer.encode("done", add_special_tokens=False) != list(map(ord, "done"))
+    ids = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "done"]
+    return Script(tokenizer, toys.sampled([*ids, tokenizer.special("<|im_end|>")]))
+
+
+async def test_drift_above_its_limit_ends_the_job_and_names_the_field() -> None:
+    seen: list[RolloutReport] = []
+    with pytest.raises(DriftExceeded) as error:
+        await play(
+            model=drifting(ToyTokenizer(toys.grouping)), max_drift_fraction=0.001, progress=seen.append
+        )
+    report = seen[-1]
+    assert 0.001 < report.drift_fraction < 1
+    assert report.finished == 4  # so few tokens are judged at the end alone
+    assert error.value.message == (
+        f"rollout.maxDriftFraction: {report.drift_fraction:.4f} of {report.tokens} tokens drifted,"
+        " the limit is 0.001"
+    )
+    assert error.value.hints
+
+
+async def test_drift_is_judged_early_once_enough_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.rollout.many.DRIFT_TOKENS", 1)
+    sink = Memory()
+    model = drifting(ToyTokenizer(toys.grouping))
+    with pytest.raises(DriftExceeded):
+        await play(model=model, max_drift_fraction=0.0, sink=sink, concurrency=1)
+    assert len(sink.written) == 1
+
+
+@pytest.mark.parametrize("limit", [None, 0.9])
+async def test_drift_within_its_limit_is_counted(limit: float | None) -> None:
+    report = await play(model=drifting(ToyTokenizer(toys.grouping)), max_drift_fraction=limit)
+    assert (report.scored, report.drifted_rollouts) == (4, 4)
 
 
 async def test_masked_rollouts_are_no_failures() -> None:
@@ -252,7 +345,7 @@ async def test_error_of_the_sink_ends_the_job_as_itself() -> None:
     assert resources.held == {}
 
 
-# 4. rows are checked first
+# 5. rows are checked first
 
 
 @pytest.mark.parametrize(
