@@ -10,6 +10,8 @@ Guarantees:
 4. Waiting for a resource does not count against the limits of a call or a turn, only the rollout's.
 5. Every lease is recorded with the seconds that were waited for it.
 6. No two contexts share an owner, so a restarted rollout never gets what its predecessor left behind.
+7. ``acquire_many`` gives everything it is asked for or acquires nothing: no two rollouts wait for each other,
+   each with half of what it needs.
 """
 
 import asyncio
@@ -17,14 +19,14 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
 from agentfly.context.deadlines import Deadlines
 from agentfly.errors import AgentflyError
-from agentfly.resources.lease import Lease, Resources, Scope
+from agentfly.resources.lease import Lease, Request, Resources, Scope
 from agentfly.resources.spec import ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -116,25 +118,33 @@ class Context:
             ResourceError: no member could be had; ``acquire_error`` is then that exception.
             ContextClosed: the rollout is over.
         """
-        if self._closed:
-            raise ContextClosed(f"rollout {self.rollout_id}: is over, so nothing can be acquired")
-        name = (
-            pool_or_spec
-            if isinstance(pool_or_spec, str)
-            else f"{pool_or_spec.kind}:{pool_or_spec.identity()}"
-        )
-        slot = (name, key)
-        task = self._leases.get(slot)
-        if task is None:
-            task = asyncio.create_task(self._acquire(pool_or_spec, slot, scope), name=f"acquire {name}")
-            # A failure that nobody waits for any more is in acquire_error; asyncio need not report it again.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._leases[slot] = task
-        if task.done():
-            return task.result()
-        with self._pause():
-            # Shielded: the request is the rollout's, and outlives a caller that is cut off by its own limit.
-            return await asyncio.shield(task)
+        self._check_open()
+        slot = _slot(pool_or_spec, key)
+        if slot not in self._leases:
+            self._begin(slot, self._acquire(Request(pool_or_spec, key, scope), slot))
+        return await self._wait(self._leases[slot])
+
+    async def acquire_many(self, wanted: Sequence[str | ResourceSpec | Request]) -> list[Lease]:
+        """The rollout's leases of all of these, in their order; those it does not have are acquired together.
+
+        Args:
+            wanted: pools or specs, or a ``Request`` for another key or scope than the default.
+
+        Raises:
+            ResourceError: they could not be had, so none was acquired; what the rollout had before stays.
+            ContextClosed: the rollout is over.
+        """
+        self._check_open()
+        requests = [item if isinstance(item, Request) else Request(item) for item in wanted]
+        slots = [_slot(request.pool_or_spec, request.key) for request in requests]
+        missing = {
+            slot: request for slot, request in zip(slots, requests, strict=True) if slot not in self._leases
+        }
+        if missing:
+            together = asyncio.create_task(self._acquire_many(missing), name=f"acquire {self.owner}")
+            for slot in missing:
+                self._begin(slot, _one_of(together, slot))
+        return [await self._wait(task) for task in [self._leases[slot] for slot in slots]]
 
     @contextlib.asynccontextmanager
     async def limit(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
@@ -163,25 +173,60 @@ class Context:
         if cancelled is not None:
             raise cancelled
 
-    async def _acquire(self, pool_or_spec: str | ResourceSpec, slot: _Key, scope: Scope) -> Lease:
-        _, key = slot
-        began = time.monotonic()
-        try:
-            lease = await self._resources.acquire(
-                pool_or_spec,
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ContextClosed(f"rollout {self.rollout_id}: is over, so nothing can be acquired")
+
+    def _begin(self, slot: _Key, acquire: Coroutine[Any, Any, Lease]) -> None:
+        task = asyncio.create_task(acquire, name=f"acquire {slot[0]}")
+        # A failure that nobody waits for any more is in acquire_error; asyncio need not report it again.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._leases[slot] = task
+
+    async def _wait(self, task: asyncio.Task[Lease]) -> Lease:
+        if task.done():
+            return task.result()
+        with self._pause():
+            # Shielded: the request is the rollout's, and outlives a caller that is cut off by its own limit.
+            return await asyncio.shield(task)
+
+    async def _acquire(self, request: Request, slot: _Key) -> Lease:
+        with self._noted([slot]) as leases:
+            leases[slot] = await self._resources.acquire(
+                request.pool_or_spec,
                 self.owner,
-                key=key,
-                scope=scope,
+                key=request.key,
+                scope=request.scope,
                 attempt=self.attempt,
                 deadline=self.deadlines.rollout + GRACE_SECONDS,
             )
+        return leases[slot]
+
+    async def _acquire_many(self, requests: Mapping[_Key, Request]) -> dict[_Key, Lease]:
+        with self._noted(requests) as leases:
+            found = await self._resources.acquire_many(
+                list(requests.values()),
+                self.owner,
+                attempt=self.attempt,
+                deadline=self.deadlines.rollout + GRACE_SECONDS,
+            )
+            leases.update(zip(requests, found, strict=True))
+        return leases
+
+    @contextlib.contextmanager
+    def _noted(self, slots: Iterable[_Key]) -> Iterator[dict[_Key, Lease]]:
+        """Note what is acquired inside and how long it took, or the error; then the slots are free again."""
+        began = time.monotonic()
+        leases: dict[_Key, Lease] = {}
+        try:
+            yield leases
         except Exception as error:
             self.acquire_error = error
-            self._leases.pop(slot, None)
+            for slot in slots:
+                self._leases.pop(slot, None)
             raise
-        info = lease.info
-        self.uses.append(Use(info.pool, info.member_id, info.incarnation, time.monotonic() - began))
-        return lease
+        for info in (lease.info for lease in leases.values()):
+            self.uses.append(Use(info.pool, info.member_id, info.incarnation, time.monotonic() - began))
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
@@ -210,6 +255,16 @@ class Context:
         if not all(released) or len(held) < len(leases):
             # The net below: whatever the owner still holds or waits for, by one request.
             await _guarded(self._resources.release_owner(self.owner), self.owner)
+
+
+def _slot(pool_or_spec: str | ResourceSpec, key: str) -> _Key:
+    if isinstance(pool_or_spec, str):
+        return pool_or_spec, key
+    return f"{pool_or_spec.kind}:{pool_or_spec.identity()}", key
+
+
+async def _one_of(together: asyncio.Task[dict[_Key, Lease]], slot: _Key) -> Lease:
+    return (await together)[slot]
 
 
 def _failed(task: asyncio.Task[Lease]) -> bool:

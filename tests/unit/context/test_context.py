@@ -9,7 +9,7 @@ import pytest
 from agentfly.context import Context, ContextClosed, Deadlines
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, StartFailed
-from agentfly.resources.lease import Lease
+from agentfly.resources.lease import Lease, Request
 from agentfly.resources.spec import ContainerSpec
 from tests.unit.rollout.toys import FakeResources
 
@@ -270,6 +270,97 @@ async def test_owners_are_unique_and_tell_the_rollout() -> None:
     owners = {make()[0].owner for _ in range(50)}
     assert len(owners) == 50
     assert all(owner.startswith("r.0.") for owner in owners)
+
+
+# 7. all or nothing
+
+
+def together(resources: FakeResources) -> list[str]:
+    return [what for verb, what in resources.log if verb == "acquire_many"]
+
+
+async def test_many_are_acquired_by_one_request_in_their_order() -> None:
+    ctx, resources = make()
+    wanted = ["shell", "judge", Request("shell", key="second", scope="global")]
+    leases = await ctx.acquire_many(wanted)
+    assert [(lease.info.pool, lease.info.key) for lease in leases] == [
+        ("shell", "default"), ("judge", "default"), ("shell", "second")
+    ]  # fmt: skip
+    assert together(resources) == ["shell judge shell"]
+    assert resources.acquired()[2] == "shell second global"
+    assert [use.member_id for use in ctx.uses] == [lease.info.member_id for lease in leases]
+    assert await ctx.acquire("judge") is leases[1]
+    assert await ctx.acquire_many(wanted) == leases
+    assert len(resources.acquired()) == 3
+    await ctx.close()
+    assert resources.held == {}
+
+
+async def test_what_the_rollout_has_is_not_acquired_again() -> None:
+    ctx, resources = make()
+    shell = await ctx.acquire("shell")
+    spec = ContainerSpec(image="host")
+    leases = await ctx.acquire_many(["judge", "shell", spec, "judge"])
+    assert leases[1] is shell
+    assert leases[0] is leases[3]
+    assert (await ctx.acquire(spec), len(resources.acquired())) == (leases[2], 3)
+    assert together(resources) == [f"judge {spec}"]
+    assert await ctx.acquire_many([]) == []
+    await ctx.close()
+
+
+async def test_failure_of_one_leaves_nothing_and_can_be_tried_again() -> None:
+    error = StartFailed("pool judge: no")
+    ctx, resources = make(FakeResources())
+    shell = await ctx.acquire("shell")
+    resources.failures = [error]
+    with pytest.raises(StartFailed) as caught:
+        await ctx.acquire_many(["shell", "judge", "search"])
+    assert caught.value is ctx.acquire_error is error
+    assert (ctx.waiting_for, len(ctx.uses)) == ((), 1)
+    leases = await ctx.acquire_many(["shell", "judge", "search"])
+    assert leases[0] is shell
+    assert together(resources) == ["judge search"] * 2
+    await ctx.close()
+    assert resources.held == {}
+
+
+async def test_close_withdraws_many_that_are_pending() -> None:
+    ctx, resources = make()
+    resources.gate = asyncio.Event()
+    waiter = asyncio.create_task(ctx.acquire_many(["a", "b"]))
+    await asyncio.sleep(0.001)
+    assert ctx.waiting_for == ("a", "b")
+    await ctx.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert (resources.held, ctx.uses) == ({}, [])
+    with pytest.raises(ContextClosed):
+        await ctx.acquire_many(["a"])
+
+
+async def test_caller_that_is_cut_off_leaves_the_request_for_the_next_one() -> None:
+    ctx, resources = make()
+    resources.gate = asyncio.Event()
+    waiter = asyncio.create_task(ctx.acquire_many(["a", "b"]))
+    await asyncio.sleep(0.001)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    resources.gate.set()
+    assert len(await ctx.acquire_many(["b", "a"])) == 2
+    assert together(resources) == ["a b"]
+    await ctx.close()
+    assert resources.held == {}
+
+
+async def test_limit_stands_still_while_many_are_awaited() -> None:
+    ctx, resources = make()
+    resources.gate = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.12, resources.gate.set)
+    async with ctx.limit(0.05):
+        await ctx.acquire_many(["a", "b"])
+    await ctx.close()
 
 
 # What tools and rewards see

@@ -256,7 +256,11 @@ class FakeResources:
     async def acquire_many(
         self, requests: Sequence[Request], owner: str, *, attempt: int = 0, deadline: float = 600.0
     ) -> list[Lease]:
-        raise NotImplementedError
+        self.log.append(("acquire_many", " ".join(str(request.pool_or_spec) for request in requests)))
+        return [
+            await self.acquire(r.pool_or_spec, owner, key=r.key, scope=r.scope, attempt=attempt)
+            for r in requests
+        ]
 
     async def release(self, lease_id: str, *, dirty: bool = False) -> None:
         await asyncio.sleep(0)
