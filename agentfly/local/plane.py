@@ -7,8 +7,12 @@ Guarantees:
 """
 
 import asyncio
+import contextlib
+import fcntl
+import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,10 @@ from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
 from agentfly.resources.runners.model_service import ModelServiceRunner
+from agentfly.resources.runners.owner_dir import LOCK, delete
 from agentfly.sandbox.binary import find_sandboxd
+
+FRESH_S = 60.0  # somebody may have made a folder and not locked it yet
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,9 @@ async def data_plane(
     Raises:
         AgentflyError: a pool's runner does not work on this machine.
     """
-    await asyncio.to_thread(sweep, run_dir())
+    await asyncio.to_thread(sweep_dead, run_dir())
     async with AsyncExitStack() as stack:
-        scratch = run_dir() / secrets.token_hex(4)  # short: the path of a socket has 107 bytes
-        scratch.mkdir(mode=0o700)
+        scratch = stack.enter_context(owned_folder(run_dir()))
         sandboxes = BubblewrapRunner(scratch, find_sandboxd())
         stack.push_async_callback(sandboxes.close)
         models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
@@ -63,6 +69,41 @@ async def data_plane(
         )
         broker = await stack.enter_async_context(BrokerServer(engine, scratch / "broker"))
         yield DataPlane(engine, broker.address)
+
+
+@contextlib.contextmanager
+def owned_folder(parent: Path) -> Iterator[Path]:
+    """A new folder that `sweep_dead` leaves alone while this process lives; the block is to empty it."""
+    folder = parent / secrets.token_hex(4)  # short: the path of a socket has 107 bytes
+    folder.mkdir(mode=0o700)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # gone with its sandboxes, or what they left is for the next sweep
+            folder.rmdir()
+        os.close(lock)
+
+
+def sweep_dead(parent: Path) -> None:
+    """Remove what killed data planes left: sandboxes first, then folders in which there never was one."""
+    sweep(parent)
+    for folder in parent.iterdir():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not (folder / LOCK).exists() and _abandoned(folder):
+                delete([str(folder)])
+
+
+def _abandoned(folder: Path) -> bool:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return time.time() - os.fstat(lock).st_mtime > FRESH_S
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
 
 
 def pool_use(status: PoolStatus) -> PoolUse:
