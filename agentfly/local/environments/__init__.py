@@ -32,6 +32,7 @@ from typing import Literal
 import agentfly
 from agentfly.errors import AgentflyError
 from agentfly.local.environments.stubs import build_stubs, check_tools
+from agentfly.local.paths import cache_dir
 
 Name = Literal["trainer", "inference"]
 Accelerator = Literal["cpu", "cuda"]
@@ -128,7 +129,7 @@ def agentfly_path() -> Path:
     The environments run agentfly from where it is installed; its neighbours there must not shadow theirs.
     """
     package = Path(agentfly.__file__).resolve().parent
-    directory = _cache_dir() / f"path-{hashlib.sha256(str(package).encode()).hexdigest()[:12]}"
+    directory = cache_dir() / "env" / f"path-{hashlib.sha256(str(package).encode()).hexdigest()[:12]}"
     link = directory / "agentfly"
     if not link.is_symlink() or link.resolve() != package:
         directory.mkdir(parents=True, exist_ok=True)
@@ -140,7 +141,7 @@ def agentfly_path() -> Path:
 
 
 def _home(wanted: Recipe) -> Path:
-    return _cache_dir() / f"{wanted.name}-{wanted.digest()}"
+    return cache_dir() / "env" / f"{wanted.name}-{wanted.digest()}"
 
 
 def _install(wanted: Recipe, target: Path) -> None:
@@ -200,11 +201,6 @@ def _python_version() -> str:
     """verl runs on 3.11 and 3.12; a user on a newer Python gets an interpreter that uv finds or downloads."""
     minor = min(sys.version_info.minor, 12)
     return f"3.{minor}"
-
-
-def _cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "agentfly" / "env"
 
 
 @cache
