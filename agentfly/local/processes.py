@@ -20,7 +20,6 @@ from agentfly.resources.runners.guard import guarded
 from agentfly.roles.plan import Role
 
 STOP_S = 10.0  # to collect a killed process; it has no way to refuse
-TAIL_LINES = 12
 # Lines that good runs of verl print too: engines that are not installed.
 HARMLESS = re.compile(r"engine is not available|UserWarning|FutureWarning|DeprecationWarning")
 # What the role inherits of this process's environment; the rest is set by its plan.
@@ -98,12 +97,16 @@ async def run_to_end(
 
 
 def reason_in(log: Path) -> str:
-    """The line of a log that most likely says why a role failed: the last error, else the last line."""
+    """The line of a log that most likely says why a role failed: the last error, else the last line.
+
+    Hints are no reason: an error of agentfly ends with them.
+    """
     if not log.exists():
         return "it printed nothing"
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 65536))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        text = file.read().decode(errors="replace")
+    lines = [line for row in text.splitlines() if (line := row.strip()) and not line.startswith("hint:")]
     errors = [
         line
         for line in lines

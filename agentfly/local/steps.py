@@ -3,21 +3,28 @@
 Guarantees:
 1. A step that is asked to stop ends at once, with all that it had started.
 2. A model that is made on the spot appears as a whole or not at all.
+3. An environment is built by a process of its own: a stop waits neither for its downloads nor for another
+   process that builds the same one.
 """
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agentfly.api import ModelRef, ResourcePool
+from agentfly.errors import AgentflyError
 from agentfly.local import environments
 from agentfly.local.plane import DataPlane
 from agentfly.local.processes import role_environment, run_to_end
+from agentfly.resources.lease import Lease
 from agentfly.roles.plan import BUILD_DEADLINE_S, Places, model_path, model_role
 
 PROOF_S = 60.0  # a sandbox starts in milliseconds; its image may have to be unpacked
+ENVIRONMENT_S = 7200.0  # gigabytes over a slow line, twice: another process may have begun and failed
 
 Value = TypeVar("Value")
 
@@ -41,9 +48,34 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value
             await task
 
 
-async def environment(name: environments.Name, gpus: int) -> Path:
-    """The Python of an environment, built if it is not there."""
-    return await asyncio.to_thread(environments.build, name, accelerator="cuda" if gpus else "cpu")
+async def environment(name: environments.Name, gpus: int, log: Path) -> Path:
+    """The Python of an environment, built if it is not there.
+
+    Args:
+        gpus: 0 for the CPU environment.
+        log: of the build.
+
+    Raises:
+        AgentflyError: it cannot be built.
+    """
+    accelerator: environments.Accelerator = "cuda" if gpus else "cpu"
+    found = environments.find(name, accelerator=accelerator)
+    if found is None:
+        path = os.pathsep.join(
+            [str(environments.agentfly_path()), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        await run_to_end(
+            f"environment {name}",
+            [sys.executable, "-m", "agentfly.cli", "env", name, "--accelerator", accelerator],
+            env={**os.environ, "PYTHONPATH": path},
+            log=log,
+            cwd=log.parent,
+            deadline_s=ENVIRONMENT_S,
+        )
+        found = environments.find(name, accelerator=accelerator)
+    if found is None:
+        raise AgentflyError(f"environment {name}: was built, and is not there", hints=[f"read {log}"])
+    return found
 
 
 async def make_model(model: ModelRef, seed: int, places: Places, python: Path, log: Path) -> None:
@@ -65,25 +97,28 @@ async def make_model(model: ModelRef, seed: int, places: Places, python: Path, l
     partial.rename(target)
 
 
-async def prove(plane: DataPlane, pools: Sequence[ResourcePool]) -> None:
+async def prove(plane: DataPlane, pools: Sequence[ResourcePool], start_timeout_s: float) -> None:
     """Have every pool give a member once: a pool that cannot is found here, not by each rollout for itself.
+
+    Args:
+        start_timeout_s: for pools of model services, whose members load weights before they serve.
 
     Raises:
         AgentflyError: a pool gave none; the text says why.
     """
     for pool in pools:
         name = pool.metadata.name
-        async with await plane.engine.acquire(name, "proof", deadline=PROOF_S):
+        deadline = start_timeout_s if pool.spec.type == "ModelService" else PROOF_S
+        async with await plane.engine.acquire(name, "proof", deadline=deadline):
             pass
 
 
-async def lease_servers(plane: DataPlane, policy: ResourcePool, owner: str, deadline_s: float) -> list[str]:
-    """Addresses of all members of the policy's pool, leased to the owner."""
-    leases = [
+async def lease_servers(plane: DataPlane, policy: ResourcePool, owner: str, deadline_s: float) -> list[Lease]:
+    """Leases of all members of the policy's pool, for the owner."""
+    return [
         await plane.engine.acquire(policy.metadata.name, owner, key=f"server-{number}", deadline=deadline_s)
         for number in range(policy.spec.capacity.max)
     ]
-    return [lease.base_url for lease in leases]
 
 
 async def ends_within(process: asyncio.subprocess.Process, seconds: float) -> bool:

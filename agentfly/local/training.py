@@ -57,6 +57,7 @@ class TrainingRunner:
         self._places = Places(folder.root, base_dir)
         self._policy = inference_pool(run, self._places)
         self._ran = 0.0
+        self.finished_before = False  # by an earlier process: this one started nothing
 
     def suspend(self) -> None:
         """Ask for a checkpoint and the end of the run."""
@@ -71,7 +72,10 @@ class TrainingRunner:
         with self._folder.claim(self._spec.to_json()):
             self._keeper = keeper = Keeper(self._run, self._folder, self._show)
             if keeper.finished:
+                self.finished_before = True
                 return keeper.run.status
+            # What earlier processes ran is in the steps that they left.
+            self._ran = sum(float(step.get("step_seconds", 0)) for step in keeper.seen.steps)
             self._folder.suspend_request.unlink(missing_ok=True)
             try:
                 await self._prepare()
@@ -95,9 +99,11 @@ class TrainingRunner:
         self._keeper.update(
             phase=Phase.Starting, message="preparing the environments of trainer and inference"
         )
-        spec = self._spec
-        self._trainer_python = await unless(self._stop, environment("trainer", spec.trainer.gpus_per_node))
-        self._inference_python = await unless(self._stop, environment("inference", spec.inference.gpus))
+        spec, log = self._spec, self._folder.logs / "environments.log"
+        self._trainer_python = await unless(
+            self._stop, environment("trainer", spec.trainer.gpus_per_node, log)
+        )
+        self._inference_python = await unless(self._stop, environment("inference", spec.inference.gpus, log))
         if spec.model.path is None:
             self._keeper.update(message="making the model")
         log = self._folder.logs / "model.log"
@@ -114,7 +120,7 @@ class TrainingRunner:
             start_timeout_s=self._spec.inference.start_timeout_seconds,
         ) as plane:
             self._places = replace(self._places, broker=plane.broker)
-            await unless(self._stop, prove(plane, self._pools))
+            await unless(self._stop, prove(plane, self._pools, self._spec.inference.start_timeout_seconds))
             while True:
                 ended = await self._attempt(plane)
                 verdict = after_attempt(ended, failures, self._spec.run_policy.backoff_limit)
@@ -153,7 +159,8 @@ class TrainingRunner:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(plane.engine.release_owner, owner)
             try:
-                urls = await unless(self._stop, lease_servers(plane, self._policy, owner, deadline))
+                servers = await unless(self._stop, lease_servers(plane, self._policy, owner, deadline))
+                urls = [lease.base_url for lease in servers]
             except AgentflyError as error:
                 keeper.failed(attempt, Reason.StartFailed, error.render(), None)
                 return Ended(1, False, False)

@@ -1,20 +1,28 @@
 """Stands where the Python of a run's environments would be, and plays the program it is asked to run.
 
-As a vLLM server it answers health and one-token requests. As the trainer it follows the scenario beside the
+As a vLLM server it answers health and one-token requests, and dies when it is asked for ``/die``. As the
+trainer it follows the scenario beside the
 run's folder: a JSON list with, for each attempt, a list of words. ``step`` writes the metrics of the next
 step, ``save`` a checkpoint of it, ``suspend`` waits for the request to suspend and obeys, ``hang`` hangs, a
-number is the exit code.
+number is the exit code. As the rollout worker it follows the scenario as well, one list for each life:
+``report A B C`` reports A scored and B failed rollouts of C, ``die`` has the servers die.
 """
 
+import contextlib
 import json
+import os
 import sys
 import time
+import urllib.request
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 
 class Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if self.path == "/die":
+            os._exit(9)
         self.answer()
 
     def do_POST(self) -> None:
@@ -67,7 +75,31 @@ def train(config: dict) -> int:
     return 0
 
 
+def work(config: dict) -> int:
+    run_dir = Path(config["run_dir"])
+    lives = run_dir.parent / "lives"
+    life = int(lives.read_text()) if lives.exists() else 0
+    lives.write_text(str(life + 1))
+    for word in json.loads((run_dir.parent / "scenario.json").read_text())[life]:
+        if word.startswith("report "):
+            scored, failed, total = map(int, word.split()[1:])
+            report = {"total": total, "scored": scored, "failed": {"StartFailed": failed} if failed else {}}
+            (run_dir / "report.json").write_text(json.dumps(report))
+        elif word == "hang":
+            time.sleep(3600)
+        elif word == "die":
+            for url in os.environ["AGENTFLY_INFERENCE_URLS"].split(","):
+                with contextlib.suppress(OSError, HTTPException):
+                    urllib.request.urlopen(f"{url}/die", timeout=10)
+        else:
+            sys.stderr.write("rollouts: as the scenario says\n  hint: none\n")
+            return int(word)
+    return 0
+
+
 if __name__ == "__main__":
     if "vllm.entrypoints.cli.main" in sys.argv:
         serve(sys.argv)
+    if "agentfly.worker" in sys.argv:
+        sys.exit(work(json.loads(Path(sys.argv[-1]).read_text())))
     sys.exit(train(json.loads(Path(sys.argv[-1]).read_text())))

@@ -19,3 +19,9 @@ def test_warnings_of_good_runs_are_no_reason(tmp_path):
 
 def test_without_a_log_it_says_so(tmp_path):
     assert reason_in(tmp_path / "none") == "it printed nothing"
+
+
+def test_hints_are_no_reason(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("start\n12:00 ERROR agentfly: tasks: there is none\n  hint: check the limit\n")
+    assert reason_in(log) == "12:00 ERROR agentfly: tasks: there is none"
