@@ -1,7 +1,7 @@
 """The command line: ``agentfly run | rollout | env | crds | doctor``.
 
-Exit codes: 0 done, 1 failed, 2 wrong input (nothing was started), 130 stopped on request (the same command
-goes on).
+Exit codes: 0 done, 1 failed, 2 wrong input (nothing was started and nothing was written), 130 stopped on
+request (the same command goes on).
 """
 
 import argparse
@@ -9,16 +9,24 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfly.api.reasons import RolloutJobPhase as JobPhase
 from agentfly.api.reasons import TrainingRunPhase as Phase
 from agentfly.errors import AgentflyError
 
+if TYPE_CHECKING:
+    from agentfly.local.rundir import RunDir
+
 Status = TypeVar("Status")
 DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 130
+
+
+class Broke(AgentflyError):
+    """Work that was begun failed: not for its input."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(args)
     except AgentflyError as error:
         sys.stderr.write(error.render() + "\n")
-        return WRONG_INPUT
+        return FAILED if isinstance(error, Broke) else WRONG_INPUT
     except KeyboardInterrupt:
         return STOPPED
 
@@ -88,13 +96,16 @@ def _run(args: argparse.Namespace) -> int:
     from agentfly.local.preflight import training_run
     from agentfly.local.rundir import RunDir
     from agentfly.local.training import TrainingRunner
-    from agentfly.local.view import training_summary, view
+    from agentfly.local.view import message, training_summary, view
 
     work = training_run(args.file, args.sets, args.name)
     folder = RunDir((args.runs / work.run.metadata.name).resolve())
     with view(Console()) as show:
         runner = TrainingRunner(work.run, work.pools, work.base_dir, folder, show)
-        status = asyncio.run(_until_stopped(runner.run(), runner.suspend))
+        with _begun():
+            status = asyncio.run(_until_stopped(runner.run(), runner.suspend))
+    if runner.finished_before:
+        _tell_finished(folder, message(status))
     sys.stdout.write(training_summary(work.run.metadata.name, status, folder.read_metrics()) + "\n")
     return {Phase.Succeeded: DONE, Phase.Suspended: STOPPED}.get(status.phase or Phase.Failed, FAILED)
 
@@ -105,15 +116,39 @@ def _rollout(args: argparse.Namespace) -> int:
     from agentfly.local.preflight import rollout_job
     from agentfly.local.rollouts import RolloutRunner
     from agentfly.local.rundir import RunDir
-    from agentfly.local.view import rollout_summary, view
+    from agentfly.local.view import message, rollout_summary, view
 
     work = rollout_job(args.file, args.sets, args.name)
     folder = RunDir((args.runs / work.run.metadata.name).resolve())
     with view(Console()) as show:
         runner = RolloutRunner(work.run, work.pools, work.base_dir, folder, show)
-        status = asyncio.run(_until_stopped(runner.run(), runner.stop))
+        with _begun():
+            status = asyncio.run(_until_stopped(runner.run(), runner.stop))
+    if runner.finished_before:
+        _tell_finished(folder, message(status))
     sys.stdout.write(rollout_summary(work.run.metadata.name, status) + "\n")
     return {JobPhase.Succeeded: DONE, JobPhase.Pending: STOPPED}.get(status.phase or JobPhase.Failed, FAILED)
+
+
+@contextmanager
+def _begun() -> Iterator[None]:
+    """What fails inside was begun, unless the folder of the run refused it."""
+    from agentfly.local.rundir import FolderRefused
+
+    try:
+        yield
+    except FolderRefused:
+        raise
+    except AgentflyError as error:
+        raise Broke(error.message, hints=error.hints) from error
+
+
+def _tell_finished(folder: "RunDir", how: str) -> None:
+    told = AgentflyError(
+        f"run {folder.name}: was finished before: {how}",
+        hints=["give a new run a name of its own: --name NAME", f"or start over: rm -r {folder.root}"],
+    )
+    sys.stderr.write(told.render() + "\n")
 
 
 async def _until_stopped(work: Coroutine[Any, Any, Status], stop: Callable[[], None]) -> Status:
@@ -134,8 +169,9 @@ async def _until_stopped(work: Coroutine[Any, Any, Status], stop: Callable[[], N
 def _env(args: argparse.Namespace) -> int:
     from agentfly.local import environments
 
-    for name in args.names:
-        sys.stdout.write(f"{environments.build(name, accelerator=args.accelerator)}\n")
+    with _begun():
+        for name in args.names:
+            sys.stdout.write(f"{environments.build(name, accelerator=args.accelerator)}\n")
     return DONE
 
 

@@ -20,8 +20,11 @@ from typing import Any
 from agentfly.api.problems import shown
 from agentfly.errors import AgentflyError
 
-# Both may change while a run is suspended: neither alters what its steps so far mean.
-CHANGEABLE = ("suspend", "runPolicy")
+CHANGEABLE = ("runPolicy",)  # it does not alter what the steps so far mean
+
+
+class FolderRefused(AgentflyError):
+    """The folder belongs to another run, or to another process."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class RunDir:
         What agentfly logs meanwhile goes to ``logs/agentfly.log``.
 
         Raises:
-            AgentflyError: another living process holds it, or it belongs to a run with another spec.
+            FolderRefused: another living process holds it, or it belongs to a run with another spec.
         """
         if not self._lock.exists():  # a lock made for the comparison below would be left by a refusal
             self._compare(spec)
@@ -104,7 +107,7 @@ class RunDir:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
-                raise AgentflyError(
+                raise FolderRefused(
                     f"run {self.name}: process {owner} is running it",
                     hints=[f"wait for it, or stop it with `kill -INT {owner}`", "or use another --name"],
                 ) from None
@@ -150,7 +153,7 @@ class RunDir:
             if path.split(".")[0] not in CHANGEABLE
         ]
         if changed:
-            raise AgentflyError(
+            raise FolderRefused(
                 f"run {self.name}: spec.{changed[0]}; a run is continued with the spec it was started with",
                 hints=[
                     *(f"also changed: spec.{line}" for line in changed[1:]),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentfly.errors import AgentflyError
-from agentfly.local.rundir import RunDir, differences
+from agentfly.local.rundir import FolderRefused, RunDir, differences
 
 SPEC = {"steps": 3, "algorithm": {"name": "grpo", "learningRate": 0.1}, "runPolicy": {"backoffLimit": 3}}
 
@@ -97,6 +97,13 @@ def test_the_run_policy_may_change(run):
         pass
     with run.claim({**SPEC, "runPolicy": {"backoffLimit": 0}}):
         assert json.loads(run.manifest.read_text())["spec"]["runPolicy"] == {"backoffLimit": 0}
+
+
+def test_nothing_else_may_change(run):
+    with run.claim({"suspend": True}):
+        pass
+    with pytest.raises(FolderRefused, match="suspend: true is now false"), run.claim({"suspend": False}):
+        pytest.fail("claimed")
 
 
 def test_differences_names_added_and_removed_leaves():
