@@ -11,7 +11,6 @@ Guarantees:
 import asyncio
 import json
 import os
-import zlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,12 +22,13 @@ from agentfly.agent import Agent
 from agentfly.broker.client import BrokerClient
 from agentfly.context import Deadlines
 from agentfly.models import Sampling, VLLMModel
+from agentfly.models.sticky import StickyModels
 from agentfly.refs import load
 from agentfly.resources.lease import Resources
+from agentfly.roles.servers import inference_urls
 from agentfly.roles.trainer import ENV_BROKER, TrainerConfig, current_config
 from agentfly.rollout import Chain, rollout_one
 from agentfly.rollout.trajectory import Trajectory
-from agentfly.training.external_vllm import inference_urls
 from agentfly.training.outcomes import record
 from agentfly.training.pinned import PinnedModel
 from agentfly.training.rows import verl_rows
@@ -90,15 +90,14 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
         worker, step = _worker(), int(fields["global_steps"])
         group = f"s{step}-t{fields['index']}"
         rollout_id = f"{group}-r{fields['session_id']}"
-        # The same rollout always asks the same server: its earlier turns are in that server's prefix cache.
-        server = worker.models[zlib.crc32(rollout_id.encode()) % len(worker.models)]
         # Weights get the number of the step that made them; verl validates with those of the step itself.
-        model = PinnedModel(server, server.base_url, frozenset({str(step - 1), str(step)}))
+        versions = frozenset({str(step - 1), str(step)})
+        pinned = [PinnedModel(server, server.base_url, versions) for server in worker.models]
         async with worker.slots:
             trajectory = await rollout_one(
                 worker.agent,
                 json.loads(fields["task"]),
-                model=model,
+                model=StickyModels(pinned),
                 tokenizer=self.tokenizer,
                 resources=worker.resources,
                 strategy=worker.strategy,
@@ -109,6 +108,7 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
                 max_infra_retries=worker.config.max_infra_retries,
             )
         worker.write(step, trajectory)
-        if model.stale is not None:
-            raise model.stale
+        for server in pinned:
+            if server.stale is not None:
+                raise server.stale
         return [AgentLoopOutput(**row) for row in verl_rows(trajectory, step - 1)]

@@ -27,7 +27,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from agentfly.roles.trainer import ENV_INFERENCE_URLS, current_config
+from agentfly.roles.servers import inference_urls
+from agentfly.roles.trainer import current_config
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,6 @@ def register() -> None:
     """Make the backend known to verl."""
     rollout_base._ROLLOUT_REGISTRY[(NAME, "async")] = f"{__name__}.Adapter"
     RolloutReplicaRegistry.register(NAME, lambda: Replica)
-
-
-def inference_urls() -> list[str]:
-    """The servers of this run."""
-    return [url.rstrip("/") for url in os.environ[ENV_INFERENCE_URLS].split(",") if url]
 
 
 class Replica(RolloutReplica):  # type: ignore[misc]
