@@ -148,6 +148,7 @@ def plan_rollouts(
         agent.check(row, f"row {number}")
         try:
             canonical = json.dumps(row, sort_keys=True)
+            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written down
         except (TypeError, ValueError) as error:
             raise TaskInvalid(
                 f"tasks: row {number} is not JSON ({error})",

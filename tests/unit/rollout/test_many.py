@@ -353,6 +353,7 @@ async def test_error_of_the_sink_ends_the_job_as_itself() -> None:
     [
         ([*TASKS, {"id": 5}], r"prompt: task field what is missing in row 4 \(has: id\)"),
         ([{"what": {1, 2}}], "row 0 is not JSON"),
+        ([{"what": "\ud800"}], "row 0 is not JSON .*surrogates"),
         ([], "tasks: there is none"),
     ],
 )
