@@ -103,7 +103,7 @@ class _Draft:
         )
 
 
-def load_manifests(path: Path | str, sets: Sequence[str] = ()) -> Manifests:
+def load_manifests(path: Path | str, sets: Sequence[str] = (), kind: str | None = None) -> Manifests:
     """Read, change by `--set` flags and check the manifests in a file.
 
     Args:
@@ -111,6 +111,7 @@ def load_manifests(path: Path | str, sets: Sequence[str] = ()) -> Manifests:
         sets: `path=value` each, as after `--set`: `model.path=/models/q` for the run or job of the file
             (`spec.` in front is allowed), `pool/shell.capacity.max=4` for a pool. The value is YAML; null
             removes the field.
+        kind: which object `path=value` is for, TrainingRun or RolloutJob; None: the one that there is.
 
     Raises:
         InvalidManifests: with all errors.
@@ -126,7 +127,7 @@ def load_manifests(path: Path | str, sets: Sequence[str] = ()) -> Manifests:
         if draft is not None:
             drafts.append(draft)
     for text in sets:
-        errors += _apply(text, drafts)
+        errors += _apply(text, drafts, kind)
     for draft in drafts:
         errors += [draft.error(file, complaint) for complaint in _validate(draft)]
     for index, draft in enumerate(drafts):
@@ -162,7 +163,7 @@ def _recognise(document: tree.Document, file: str, errors: list[ManifestError]) 
     return _Draft(document, kind, MODELS[kind])
 
 
-def _apply(text: str, drafts: Sequence[_Draft]) -> list[ManifestError]:
+def _apply(text: str, drafts: Sequence[_Draft], kind: str | None) -> list[ManifestError]:
     """Carry one flag out; what is wrong with the flag itself is returned."""
     flag = f"--set {text}"
     try:
@@ -170,8 +171,9 @@ def _apply(text: str, drafts: Sequence[_Draft]) -> list[ManifestError]:
     except tree.Wrong as wrong:
         return [ManifestError(flag, None, "", NOTHING, wrong.flaw.problem, wrong.flaw.hints)]
     if target is None:
-        found = [draft for draft in drafts if draft.kind != "ResourcePool"]
-        what = "TrainingRun or RolloutJob"
+        kinds = ("TrainingRun", "RolloutJob") if kind is None else (kind,)
+        found = [draft for draft in drafts if draft.kind in kinds]
+        what = " or ".join(kinds)
     else:
         found = [draft for draft in drafts if draft.kind == "ResourcePool" and draft.key[2] == target]
         what = f"ResourcePool {target}"

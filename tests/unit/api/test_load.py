@@ -251,6 +251,22 @@ def test_a_flag_needs_one_run(manifest: Path) -> None:
     )
 
 
+def test_a_flag_is_for_the_kind_that_was_asked_for(manifest: Path) -> None:
+    pool, run = RIGHT.split("---\n")
+    job = run.replace("TrainingRun", "RolloutJob").partition("  algorithm")[0]
+    manifest.write_text("---\n".join([pool, run, job]))
+    found = load_manifests(manifest, ["steps=3"], "TrainingRun")
+    assert (found.runs[0].spec.steps, found.jobs[0].spec.limit) == (3, None)
+    found = load_manifests(manifest, ["limit=3", "seed=5"], "RolloutJob")
+    assert (found.jobs[0].spec.limit, found.jobs[0].spec.seed, found.runs[0].spec.seed) == (3, 5, 0)
+    manifest.write_text(RIGHT)
+    with pytest.raises(InvalidManifests) as caught:
+        load_manifests(manifest, ["seed=3"], "RolloutJob")
+    assert caught.value.render() == (
+        "--set seed=3: the file has no RolloutJob\n  hint: add a RolloutJob to the file"
+    )
+
+
 def test_a_flag_for_a_pool_needs_one_of_that_name(manifest: Path) -> None:
     pool, run = RIGHT.split("---\n")
     manifest.write_text(
