@@ -1,28 +1,51 @@
 """Everything about a manifest that can be wrong and can be found before anything is started.
 
 Guarantees:
-1. What the manifest says is checked first, then what it names: the agent is imported, its tasks are looked
-   at, the model's folder is looked into.
-2. Nothing is started and nothing is written.
+1. What the manifest says is checked first, also by the models of what its roles will read: a manifest that
+   is let through gives a trainer or worker nothing that it refuses.
+2. Then what it names: the agent is imported, its tasks are looked at (every row of a file, the first rows of
+   a function), the model's folder is looked into.
+3. Paths of ResourcePools are relative to the manifest, and absolute in what is handed on.
+4. Nothing is started and nothing is written.
 """
 
 import inspect
-from collections.abc import Sequence
+import os
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
 from agentfly.agent import Agent
-from agentfly.api import Metadata, ResourcePool, RolloutJob, TrainingRun
-from agentfly.api.base import NAME_MAX
+from agentfly.api import Metadata, ResourcePool, RolloutJob, TrainingRun, shape
+from agentfly.api.base import NAME_MAX, ApiModel
 from agentfly.api.load import Manifests, load_manifests
-from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError
+from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError, shown
 from agentfly.errors import AgentflyError
 from agentfly.refs import ReferenceFailed, load
+from agentfly.roles.plan import Places, inference_pool, rollout_role, trainer_config
+from agentfly.tasks import read_tasks
 
 Kind = TypeVar("Kind", TrainingRun, RolloutJob)
+
+FIRST_ROWS = 8
+"""Rows of a function that are looked at: it may be slow, and endless."""
+RENAMED = {
+    "tasks_entrypoint": "tasks.entrypoint",
+    "tasks_path": "tasks.path",
+    "call_timeout_s": "rollout.timeouts.callSeconds",
+    "turn_timeout_s": "rollout.timeouts.turnSeconds",
+    "rollout_timeout_s": "rollout.timeouts.rolloutSeconds",
+    "gpus": "trainer.gpusPerNode",
+    "checkpoint_every_steps": "checkpoint.everySteps",
+    "checkpoint_keep_last": "checkpoint.keepLast",
+    "stall_timeout_s": "runPolicy.stallTimeoutSeconds",
+}
+"""Field of a role's config -> field of spec, where their names differ."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +63,13 @@ def training_run(file: Path, sets: Sequence[str], name: str | None) -> Work[Trai
     Raises:
         AgentflyError: something is wrong with the manifest or with what it names.
     """
-    manifests = load_manifests(file, sets)
+    manifests = load_manifests(file, sets, "TrainingRun")
     return _checked(file, manifests, manifests.runs, "TrainingRun", name)
 
 
 def rollout_job(file: Path, sets: Sequence[str], name: str | None) -> Work[RolloutJob]:
     """The one RolloutJob of a file; raises as `training_run` does."""
-    manifests = load_manifests(file, sets)
+    manifests = load_manifests(file, sets, "RolloutJob")
     return _checked(file, manifests, manifests.jobs, "RolloutJob", name)
 
 
@@ -78,6 +101,8 @@ def _checked(
             ]
         )
     work, base = found[0] if name is None else _renamed(found[0], name), manifests.base
+    used = _used(work, manifests.pools, check_roles(work, base), base)
+    _check_gpus(work)
     agent = _load("spec.agent.entrypoint", work.spec.agent.entrypoint, base)
     if not isinstance(agent, Agent):
         raise AgentflyError(
@@ -85,10 +110,113 @@ def _checked(
             "not an agentfly.Agent",
             hints=["point it at the variable that holds Agent(...)"],
         )
-    _check_tasks(work, base)
+    _check_tasks(work, agent, base)
     _check_model(work, base)
-    used = tuple(pool for pool in manifests.pools if pool.metadata.name in work.spec.pools)
     return Work(work, used, base)
+
+
+def check_roles(work: TrainingRun | RolloutJob, base: Path) -> str:
+    """Make what the roles will read, so that it is refused now; returns the name of the policy's pool."""
+    places = Places(base / "runs" / work.metadata.name, base)
+    try:
+        if isinstance(work, TrainingRun):
+            trainer_config(work, places, attempt=1)
+        else:
+            rollout_role(work, places, ())
+        return inference_pool(work, places).metadata.name
+    except ValidationError as error:
+        raise _refused(error, type(work.spec)) from error
+
+
+def _refused(error: ValidationError, spec: type[ApiModel]) -> AgentflyError:
+    """The first complaint of a role's config, said of the field of spec that it comes from."""
+    first = error.errors(include_url=False)[0]
+    where, value = ".".join(str(part) for part in first["loc"]), f"{shown(first['input'])} is refused: "
+    text = first["msg"].removeprefix("Value error, ")
+    if not where:  # a check between fields says itself which of them is wrong
+        names, _, text = text.partition(": ")
+        where, value = names.partition(", ")[0], ""
+    path = f"spec.{RENAMED.get(where) or _path(where, spec) or where}"
+    return AgentflyError(f"{path}: {value}{text}", hints=[f"change {path}; it goes to a role as {where}"])
+
+
+def _path(name: str, model: type[ApiModel]) -> str | None:
+    """Where a model has a field of this Python name, at any depth."""
+    for alias, info in shape.fields(model).items():
+        block = shape.model_of(info.annotation)
+        if model.model_fields.get(name) is info:
+            return alias
+        inner = _path(name, block) if block is not None else None
+        if inner is not None:
+            return f"{alias}.{inner}"
+    return None
+
+
+def gpu_count() -> int:
+    """GPUs of this machine."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _check_gpus(work: TrainingRun | RolloutJob) -> None:
+    inference = work.spec.inference
+    terms, needed = "spec.inference.replicas * gpus", inference.replicas * inference.gpus
+    if isinstance(work, TrainingRun):
+        terms, needed = f"{terms} + spec.trainer.gpusPerNode", needed + work.spec.trainer.gpus_per_node
+    here = gpu_count()
+    if needed > here:
+        raise AgentflyError(
+            f"{terms}: {needed} is more than the {here} GPUs of this machine",
+            hints=[f"bring it down to {here}" if here else "set gpus and gpusPerNode to 0 to use the CPU"],
+        )
+
+
+def _used(
+    work: TrainingRun | RolloutJob, pools: Sequence[ResourcePool], policy: str, base: Path
+) -> tuple[ResourcePool, ...]:
+    """The pools that a run names, with absolute paths."""
+    used = [pool for pool in pools if pool.metadata.name in work.spec.pools]
+    names = [pool.metadata.name for pool in used]
+    for name in names:
+        if names.count(name) > 1:
+            raise AgentflyError(
+                f"ResourcePool {name}: is there {names.count(name)} times; this machine has no namespaces",
+                hints=[f"give each ResourcePool {name} another name, and name one of them in spec.pools"],
+            )
+        if name == policy:
+            raise AgentflyError(
+                f"ResourcePool {name}: has the name of the pool of the policy's own servers",
+                hints=[f"give the pool another name, or the {work.kind}: --name NAME"],
+            )
+    return tuple(_placed(pool, base) for pool in used)
+
+
+def _placed(pool: ResourcePool, base: Path) -> ResourcePool:
+    """The pool with absolute paths, which must exist."""
+    container, service = pool.spec.container, pool.spec.model_service
+    where = f"ResourcePool {pool.metadata.name}: spec"
+    arm: dict[str, ApiModel] = {}
+    if container is not None and container.image != "host":
+        image = container.image
+        if not os.path.isdir(base / image):
+            problem = f"{image} is not a directory (looked at {base / image})"
+            if not _looks_like_a_path(image):
+                problem = f"{image} names an image, and this machine has no runner for images"
+            hints = ["use host or a directory with a root file system"]
+            raise AgentflyError(f"{where}.container.image: {problem}", hints=hints)
+        arm["container"] = container.model_copy(update={"image": str(base / image)})
+    if service is not None and os.path.isdir(base / service.model):
+        arm["model_service"] = service.model_copy(update={"model": str(base / service.model)})
+    elif service is not None and service.model.startswith(("/", "./", "../")):
+        problem = f"{service.model} is not a directory (looked at {base / service.model})"
+        hints = ["give a directory in Hugging Face layout, or a name on the hub"]
+        raise AgentflyError(f"{where}.modelService.model: {problem}", hints=hints)
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update=arm)}) if arm else pool
+
+
+def _looks_like_a_path(image: str) -> bool:
+    """Whether a person meant a directory: a reference to an image has a tag or begins with its registry."""
+    first, slash, _ = image.partition("/")
+    return image.startswith((".", "/")) or (bool(slash) and ":" not in image and "." not in first)
 
 
 def _load(field: str, reference: str, base: Path) -> Any:
@@ -102,10 +230,53 @@ def _load(field: str, reference: str, base: Path) -> Any:
         raise AgentflyError(f"{field}: {error.message}", hints=hints) from error
 
 
-def _check_tasks(work: TrainingRun | RolloutJob, base: Path) -> None:
-    entrypoint = work.spec.tasks.entrypoint
-    if entrypoint is None:
-        return
+def _check_tasks(work: TrainingRun | RolloutJob, agent: Agent, base: Path) -> None:
+    tasks, seed = work.spec.tasks, work.spec.seed
+    wheres: Iterator[str]
+    if tasks.entrypoint is not None:
+        _check_task_function(tasks.entrypoint, base)
+        field, source, most = "spec.tasks.entrypoint", tasks.entrypoint, FIRST_ROWS
+        wheres, path = (f"{source}: row {number}" for number in range(1, most + 1)), None
+        remedy = "yield one dict with the fields of a task, such as {'question': '...'}"
+    else:
+        assert tasks.path is not None  # a rule of the model: one of the two is set
+        field, source, most, path = "spec.tasks.path", tasks.path, None, Path(tasks.path)
+        wheres = _lines(source, base)
+        remedy = 'write one JSON object a line, such as {"question": "..."}'
+    empty = True
+    try:
+        rows = islice(read_tasks(tasks.entrypoint, path, base, seed), most)
+        for row, where in zip(rows, wheres, strict=False):
+            agent.check(row, where)
+            empty = False
+    except AgentflyError as error:
+        text = error.message.removeprefix("tasks: ")
+        raise AgentflyError(f"{field}: {text}", hints=error.hints or [remedy]) from error
+    except (Exception, SystemExit) as error:
+        raise AgentflyError(f"{field}: {source} {_raised(error)}", hints=[remedy]) from error
+    if empty:
+        raise AgentflyError(f"{field}: {source} has no tasks", hints=[remedy])
+
+
+def _lines(path: str, base: Path) -> Iterator[str]:
+    """The place of every row of a file, beside `read_tasks`, which passes over empty lines too."""
+    with (base / path).open() as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"{path}:{number}"
+
+
+def _raised(error: BaseException) -> str:
+    """What the code or file of somebody else raised, with its innermost line outside agentfly."""
+    ours = str(Path(__file__).parents[1]) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((ours, "<frozen"))]
+    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    text = "".join(str(error).splitlines()[:1])
+    return f"raised {type(error).__name__}{place}: {text}"
+
+
+def _check_task_function(entrypoint: str, base: Path) -> None:
     make = _load("spec.tasks.entrypoint", entrypoint, base)
     hints = ["define it as def tasks(seed: int) -> Iterator[dict]"]
     if not callable(make):

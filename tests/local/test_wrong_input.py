@@ -137,6 +137,22 @@ WRONG = {
         "  hint: define it as def tasks(seed: int) -> Iterator[dict]",
         agent=("seed: int", "count: int"),
     ),
+    "task without a field of the prompt": Wrong(
+        "spec.tasks.entrypoint: prompt: task field what is missing in agent.py:tasks: row 1 (has: which)\n"
+        "  hint: add it to the row, or write {{what}} for the text itself",
+        agent=('"what": "nothing"', '"which": "nothing"'),
+    ),
+    "sandboxes from an image": Wrong(
+        "ResourcePool shell: spec.container.image: python:3.12 names an image,"
+        " and this machine has no runner for images\n"
+        "  hint: use host or a directory with a root file system",
+        flags=("--set", "pool/shell.container.image=python:3.12"),
+    ),
+    "upper clip below the lower one": Wrong(
+        "--set algorithm.clipHigh=0.1: spec.algorithm.clipHigh: 0.1 is less than clipLow\n"
+        "  hint: raise clipHigh or lower clipLow",
+        flags=("--set", "algorithm.clipHigh=0.1"),
+    ),
     "tasks that are no function": Wrong(
         "spec.tasks.entrypoint: agent.py:agent is of type Agent, not a function\n"
         "  hint: define it as def tasks(seed: int) -> Iterator[dict]",
