@@ -195,6 +195,18 @@ async def test_command_that_cannot_start_does_not_hold_up_a_reset(leased: Box) -
         await stuck
 
 
+async def test_command_that_cannot_start_ends_at_its_timeout_and_holds_up_no_other(leased: Box) -> None:
+    stuck = await _hold_up(leased)
+    for _ in range(20):  # enough garbage for a collection, which waits for every thread of the daemon
+        assert (await leased.client.exec("true", stdin="x" * 1_000_000, timeout=5)).exit_code == 0
+    result = await leased.client.exec(["/workspace/trap"], timeout=0.3)
+    assert (result.timed_out, result.signal, result.wall_s < 3) == (True, 9, True)
+    assert not stuck.done()
+    assert (await leased.admin.reset()).clean
+    with pytest.raises(SandboxLeaseLost):
+        await stuck
+
+
 OWNER = """
 import asyncio, sys
 from pathlib import Path

@@ -49,10 +49,7 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	c, err := t.start(ctx, path, spec.Argv, &syscall.ProcAttr{
-		Dir: spec.Dir, Env: spec.Env, Files: streams.childEnds(),
-		Sys: &syscall.SysProcAttr{Setpgid: true},
-	})
+	c, err := t.start(ctx, path, spec, streams.childEnds())
 	if err != nil {
 		streams.close()
 		if errors.Is(err, ErrClosed) {
@@ -65,6 +62,9 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 	streams.stopStdin()
 	if err != nil {
 		return Result{}, err
+	}
+	if failure := c.failure(); failure != nil {
+		return failed(failure, spec.Argv[0]), ctx.Err()
 	}
 	awaitEnd(Grace, stdout, stderr)
 
@@ -99,6 +99,14 @@ func (t *Table) wait(ctx context.Context, c *child, timeout time.Duration) (time
 	case <-stuck.C:
 		return timedOut, fmt.Errorf("%w: %d, %v after SIGKILL", ErrStuck, c.pid, KillWait)
 	}
+}
+
+// failure is why an ended child never became the command; nil if it did.
+func (c *child) failure() error {
+	if c.status.Signaled() || c.status.ExitStatus() != childFailed {
+		return nil
+	}
+	return <-c.exec // it has ended, so it has told or never will
 }
 
 func awaitEnd(grace time.Duration, outputs ...*output) {

@@ -34,8 +34,8 @@ func openStreams(stdin string) (*streams, error) {
 }
 
 // childEnds gives the descriptors to a child; Fd puts them in blocking mode, which it expects.
-func (s *streams) childEnds() []uintptr {
-	return []uintptr{s.stdin.Fd(), s.stdout.Fd(), s.stderr.Fd()}
+func (s *streams) childEnds() [3]uintptr {
+	return [3]uintptr{s.stdin.Fd(), s.stdout.Fd(), s.stderr.Fd()}
 }
 
 // run is called once the child has its ends: ours must not hold its pipes open.

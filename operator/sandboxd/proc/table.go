@@ -41,6 +41,7 @@ var ErrStuck = errors.New("a killed process does not end")
 type child struct {
 	pid    int
 	ended  chan struct{}
+	exec   chan error // how the exec went, one value; the group may be killed before that
 	status syscall.WaitStatus
 	usage  syscall.Rusage
 }
@@ -63,18 +64,19 @@ func (t *Table) Open() {
 }
 
 // start refuses once ctx has ended: its lease may have ended long ago, and the table be open for the next.
-func (t *Table) start(ctx context.Context, argv0 string, argv []string, attr *syscall.ProcAttr) (*child, error) {
+func (t *Table) start(ctx context.Context, path string, spec Spec, files [3]uintptr) (*child, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.open.Load() || ctx.Err() != nil {
 		return nil, ErrClosed
 	}
-	pid, err := syscall.ForkExec(argv0, argv, attr)
+	pid, told, err := spawn(path, spec, files)
 	if err != nil {
 		return nil, err
 	}
-	c := &child{pid: pid, ended: make(chan struct{})}
+	c := &child{pid: pid, ended: make(chan struct{}), exec: make(chan error, 1)}
 	t.children[pid] = c
+	go func() { c.exec <- outcome(told) }()
 	// Raising one's own likelihood is allowed to everybody; where /proc says no, nothing is lost.
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(victimScore), 0)
 	return c, nil
@@ -112,8 +114,7 @@ func (t *Table) Reap() {
 }
 
 // KillAll closes the table and kills until nobody is left. One kill(-1) is atomic against fork,
-// so a fork bomb cannot outrun it; the loop is for what was dying already. It comes before every lock: a
-// command that stops the next one before its exec keeps a start, and its lock, waiting.
+// so a fork bomb cannot outrun it; the loop is for what was dying already.
 func (t *Table) KillAll(wait time.Duration) error {
 	t.open.Store(false)
 	if os.Getpid() != 1 {
