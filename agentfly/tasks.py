@@ -33,7 +33,7 @@ def read_tasks(
         for number, row in enumerate(rows, start=1):
             yield _checked(row, f"{entrypoint}: row {number}")
     elif path is not None:
-        with (base_dir / path).open() as lines:
+        with (base_dir / path).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _checked(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
