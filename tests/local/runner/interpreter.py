@@ -1,11 +1,14 @@
 """Stands where the Python of a run's environments would be, and plays the program it is asked to run.
 
-As a vLLM server it answers health and one-token requests, and dies when it is asked for ``/die``. As the
-trainer it follows the scenario beside the
-run's folder: a JSON list with, for each attempt, a list of words. ``step`` writes the metrics of the next
-step, ``save`` a checkpoint of it, ``suspend`` waits for the request to suspend and obeys, ``hang`` hangs, a
-number is the exit code. As the rollout worker it follows the scenario as well, one list for each life:
-``report A B C`` reports A scored and B failed rollouts of C, ``die`` has the servers die.
+As a vLLM server it answers health and one-token requests, and dies when it is asked for ``/die``.
+
+As the trainer it follows the scenario beside the run's folder: a JSON list with, for each attempt, a list of
+words. ``step`` writes the metrics of the next step, ``save`` a checkpoint of it, ``suspend`` waits for the
+request to suspend and obeys, ``hang`` hangs, ``drift`` ends as a run that drifted over its limit, a number is
+the exit code.
+
+As the rollout worker it follows the scenario too, one list for each life: ``report A B C`` reports A scored
+and B failed rollouts of C, ``die`` has the servers die, ``hang`` and numbers are as above.
 """
 
 import contextlib
@@ -64,6 +67,10 @@ def train(config: dict) -> int:
             save(run_dir, step)
         elif word == "hang":
             time.sleep(3600)
+        elif word == "drift":
+            failure = {"reason": "DriftExceeded", "message": "maxDriftFraction: as the scenario says"}
+            (run_dir / "control" / f"failure-{attempt}.json").write_text(json.dumps(failure))
+            return 87
         elif word == "suspend":
             while not (run_dir / "control" / "suspend").exists():
                 time.sleep(0.05)

@@ -143,7 +143,8 @@ async def test_a_failed_attempt_is_tried_again_from_its_checkpoint(world):
     assert (status.attempt, status.restarts, status.progress.step) == (2, 1, 3)
     failure = status.last_failure
     assert (failure.attempt, failure.exit_code, failure.reason) == (1, 9, "AttemptFailed")
-    assert failure.message == "trainer: exit code 9: ValueError: as the scenario says"
+    log = world.folder.logs / "trainer-1.log"
+    assert failure.message == f"trainer: exit code 9: ValueError: as the scenario says; read {log}"
 
 
 async def test_failures_without_progress_end_the_run_with_the_cause(world):
@@ -151,7 +152,8 @@ async def test_failures_without_progress_end_the_run_with_the_cause(world):
     assert world.shown == ["Starting", "Failed"]
     stalled = next(c for c in status.conditions if c.type == "Stalled")
     assert (stalled.status, stalled.reason) == ("True", "BackoffLimitExceeded")
-    assert stalled.message == "trainer: exit code 5: ValueError: as the scenario says"
+    log = world.folder.logs / "trainer-1.log"
+    assert stalled.message == f"trainer: exit code 5: ValueError: as the scenario says; read {log}"
 
 
 async def test_a_trainer_that_hangs_is_ended_by_its_lack_of_progress(world):
@@ -189,3 +191,30 @@ async def until(true) -> None:
     async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 what is waited for is a file or a callback of another task
             await asyncio.sleep(0.05)
+
+
+async def test_what_would_fail_again_fails_the_run_at_once_with_its_own_reason(world):
+    status = await world.runner([["step", "save", "drift"]], backoffLimit=9).run()
+    assert (status.phase, status.attempt, status.last_failure.exit_code) == ("Failed", 1, 87)
+    failed = next(c for c in status.conditions if c.type == "Failed")
+    assert (failed.reason, failed.message) == ("DriftExceeded", "maxDriftFraction: as the scenario says")
+
+
+async def test_the_active_deadline_counts_what_earlier_lives_ran(world):
+    scenario = [["step", "suspend"], ["step", "hang"]]
+    runner = world.runner(scenario)
+    life = asyncio.create_task(runner.run())
+    await until(lambda: "Running" in world.shown)
+    runner.suspend()
+    assert (await life).phase == "Suspended"
+    world.folder.metrics.write_text(json.dumps({"step": 1, "reward": 0.1, "step_seconds": 500}) + "\n")
+
+    status = await world.runner(scenario, activeDeadlineSeconds=500).run()
+    assert {c.reason for c in status.conditions if c.type == "Failed"} == {"DeadlineExceeded"}
+
+
+async def test_only_a_run_that_was_finished_says_so(world):
+    first, again = world.runner([["7"]]), world.runner([["7"]])
+    await first.run()
+    await again.run()
+    assert (first.finished_before, again.finished_before) == (False, True)
