@@ -134,9 +134,9 @@ def test_a_run_that_is_stopped_killed_and_continued_twice_succeeds(tmp_path, cac
 
 
 def assert_every_rollout_is_whole(folder: Path) -> None:
-    """Every step trained on all its rollouts, all scored, on tokens whose drift is none."""
+    """Every step trained on all its rollouts, all scored, on the very tokens that were sampled."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for record in metrics:
         assert record["rollouts"] == {"scored": 64, "masked": 0, "failed": 0}
-        assert record["drift_fraction"] == 0.0
+        assert record["drift_fraction"] < 0.01  # a policy may spell a word in tokens that no tokenizer would
         assert record["prob_diff_max"] < 1e-3

@@ -81,4 +81,6 @@ async def test_64_calls_at_a_time_all_come_back(server: Member) -> None:
             for n in range(64)
         ]
         got = await asyncio.gather(*calls)
-    assert [len(sampled.ids) for sampled in got] == [16] * 64
+    assert len(got) == 64
+    for sampled in got:  # a random model may draw its end token early
+        assert len(sampled.ids) == 16 or sampled.finish_reason == "stop"
