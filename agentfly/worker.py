@@ -30,7 +30,8 @@ from agentfly.errors import AgentflyError
 from agentfly.models import Sampling, VLLMModel
 from agentfly.models.sticky import StickyModels
 from agentfly.refs import load
-from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS
+from agentfly.roles.servers import inference_urls
+from agentfly.roles.trainer import ENV_BROKER
 from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
 from agentfly.rollout import (
     Chain,
@@ -70,7 +71,7 @@ async def work(config: RolloutWorkerConfig) -> None:
 
     shape = config.rollout
     rows = rows_of(config)
-    models = [VLLMModel(url) for url in os.environ[ENV_INFERENCE_URLS].split(",")]
+    models = [VLLMModel(url) for url in inference_urls()]
     resources = BrokerClient(os.environ[ENV_BROKER])
     reporter = Reporter(config.report_file)
     with TrajectoryWriter(config.trajectories_file) as file:
