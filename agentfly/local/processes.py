@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentfly.errors import AgentflyError
 from agentfly.local.environments import agentfly_path
-from agentfly.resources.runners.guard import guarded
+from agentfly.resources.runners.guard import guarded, kill_guard
 from agentfly.roles.plan import Role
 
 STOP_S = 10.0  # to collect a killed process; it has no way to refuse
@@ -69,8 +69,7 @@ async def running(
 
 
 async def _collect(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
+    kill_guard(process)
     async with asyncio.timeout(STOP_S):
         await process.wait()
 

@@ -1,5 +1,6 @@
 """A guard against processes that try to outlive it."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.guard import guarded
+from agentfly.resources.runners.guard import guarded, kill_guard
 
 # Leaves the session and ignores every signal that can be ignored.
 STUBBORN = """
@@ -53,6 +54,17 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 3, 4, 6, 8, 12])
+async def test_a_guard_that_is_killed_while_it_starts_leaves_nothing(up: Path, milliseconds: int) -> None:
+    for _ in range(10):
+        command = guarded([sys.executable, "-c", "import time; time.sleep(300)", str(up)])
+        guard = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+        await asyncio.sleep(milliseconds / 1000)
+        kill_guard(guard)
+        await asyncio.wait_for(guard.wait(), 5)
+    wait_until_gone(str(up))
 
 
 def test_killing_the_guard_kills_every_descendant(up: Path) -> None:

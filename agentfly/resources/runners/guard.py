@@ -3,7 +3,8 @@
 Guarantees:
 1. When the guarded process ends, or its guard is killed, every descendant is killed by the kernel, whatever
    session, process group or signal handler it has.
-2. The same happens when the process that started the guard dies, even by SIGKILL.
+2. The same happens when the process that started the guard dies, even by SIGKILL, except in the guard's first
+   milliseconds: then its child does not know yet that it must die with it. ``kill_guard`` has no such gap.
 3. The guarded process sees this machine's files and network unchanged, and a private /dev/shm that is gone
    with it: shared memory cannot be left behind.
 
@@ -11,9 +12,13 @@ A guard is bubblewrap with a pid namespace of its own. It dies with the THREAD t
 parent-death signal follows threads): start guards from the main thread.
 """
 
+import asyncio
+import contextlib
 import importlib
 import importlib.util
+import os
 import shutil
+import signal
 from collections.abc import Sequence
 
 from agentfly.errors import AgentflyError
@@ -44,3 +49,14 @@ def guarded(argv: Sequence[str]) -> list[str]:
         "--",
         *argv,
     ]
+
+
+def kill_guard(process: asyncio.subprocess.Process) -> None:
+    """Kill a guard that was started with ``start_new_session=True``, and all that it guards.
+
+    The whole group, because a guard that is killed in its first milliseconds has a child that does not know
+    yet that it must die with it.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ import aiohttp
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import LeaseLost, StartFailed
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.guard import find_bubblewrap, guarded
+from agentfly.resources.runners.guard import find_bubblewrap, guarded, kill_guard
 from agentfly.resources.spec import ModelServiceSpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -249,8 +249,7 @@ async def _call(
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+    kill_guard(process)
     try:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             await process.wait()

@@ -4,6 +4,7 @@ Sections follow the guarantees of `agentfly.local.training`.
 """
 
 import asyncio
+import contextlib
 import json
 import shutil
 import sys
@@ -85,6 +86,16 @@ class World:
 def world(cache, tmp_path) -> Iterator[World]:
     yield World(tmp_path)
     assert list((cache / "agentfly" / "run").glob("*")) == []
+    assert [command for command in commands() if str(cache) in command] == []
+
+
+def commands() -> list[str]:
+    """The command lines of all processes of this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found.append(path.read_bytes().decode(errors="replace"))
+    return found
 
 
 async def test_a_run_succeeds_and_shows_each_phase_once(world):
