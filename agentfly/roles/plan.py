@@ -52,7 +52,6 @@ class Role:
         arguments: of the Python interpreter.
         variables: environment variables.
         files: text by path, to be written before it starts.
-        gpus: how many it uses.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Role:
     arguments: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
-    gpus: int = 0
 
 
 def model_path(model: ModelRef, places: Places) -> Path:
@@ -105,14 +103,12 @@ def trainer_role(run: TrainingRun, places: Places, attempt: int, inference_urls:
     """The verl trainer of one attempt."""
     config = trainer_config(run, places, attempt)
     path = places.run_dir / "control" / f"trainer-{attempt}.json"
-    gpus = run.spec.trainer.gpus_per_node
     return Role(
         name="trainer",
         environment="trainer",
         arguments=("-m", "agentfly.training.main", "--config", str(path)),
         variables=_data_plane(places, inference_urls),
         files={path: config.model_dump_json(indent=2) + "\n"},
-        gpus=gpus,
     )
 
 
