@@ -43,7 +43,7 @@ class ResourceEngine:
     """Layer IV in this process. Use it as ``async with``, or call ``close``."""
 
     def __init__(self, runners: Sequence[Runner], pools: Sequence[PoolSpec] = ()) -> None:
-        self._runners = {runner.kind: runner for runner in runners}
+        self._runners = {runner.name: runner for runner in runners}
         self._pools: dict[str, Pool] = {}
         self._claims = Claims()
         self._members = Members(self._turn)
@@ -76,11 +76,11 @@ class ResourceEngine:
             if self._pools[pool.name].spec != pool:
                 raise ResourceError(f"pool {pool.name}: exists already with another specification")
             return
-        kind = pool.resource.kind
-        runner = self._runners.get(kind)
-        reason = "no runner serves it" if runner is None else runner.check()
+        wanted = pool.resource.runner
+        runner = self._runners.get(wanted)
+        reason = "there is no such runner" if runner is None else runner.check()
         if reason is not None:
-            raise ResourceError(f"pool {pool.name}: kind {kind} cannot run here: {reason}")
+            raise ResourceError(f"pool {pool.name}: runner {wanted} cannot work here: {reason}")
         prefix = f"{pool.name}-{secrets.token_hex(2)}"  # names of members that an earlier process left behind
         self._pools[pool.name] = Pool(pool, shared=pool.shared, prefix=prefix)
         try:
@@ -314,7 +314,7 @@ class ResourceEngine:
     def _carry_out(self, pool: Pool, action: Action) -> None:
         match action:
             case Start(member):
-                self._members.start(pool, self._runners[pool.spec.resource.kind], member)
+                self._members.start(pool, self._runners[pool.spec.resource.runner], member)
             case Reset(member):
                 self._members.reset(member)
             case Stop(member, reason):
@@ -375,7 +375,7 @@ class ResourceEngine:
                 claim.pool.lost(member_id, describe(error), _now())
         except Exception as error:
             logger.warning("member %s: heartbeat failed: %s", member_id, describe(error))
-            if not await self._members.alive(member_id):
+            if not (await self._members.vitals(member_id)).alive:
                 claim.pool.lost(member_id, f"it is gone: {describe(error)}", _now())
         else:
             claim.pool.renewed(claim.ticket, began)

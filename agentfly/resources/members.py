@@ -20,7 +20,7 @@ from typing import Any
 from agentfly.resources.actions import Reason
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.pool import Pool
-from agentfly.resources.runners.base import Member, Runner
+from agentfly.resources.runners.base import Member, Runner, Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -93,17 +93,17 @@ class Members:
         async with asyncio.timeout(CALL_S):
             await slot.runner.lease(slot.started(), owner, attempt, token, slot.pool.spec.lease_ttl_s)
 
-    async def alive(self, member_id: str) -> bool:
+    async def vitals(self, member_id: str) -> Vitals:
         """What the runner's probe says; no answer in time is not a death."""
         slot = self._slots[member_id]
         try:
             async with asyncio.timeout(CALL_S):
                 return await slot.runner.probe(slot.started())
         except TimeoutError:
-            return True
+            return Vitals(alive=True)
         except Exception as error:
             logger.warning("member %s: probe failed: %s", member_id, describe(error))
-            return False
+            return Vitals(alive=False)
 
     async def close(self, within: float) -> list[str]:
         """Wait for all tasks, cancel those that last longer, and name the members that are left."""
@@ -171,8 +171,8 @@ class Members:
         self._turn()
 
     async def _probe(self, slot: _Slot) -> None:
-        alive = await self.alive(slot.id)
-        slot.pool.probed(slot.id, alive, asyncio.get_running_loop().time())
+        vitals = await self.vitals(slot.id)
+        slot.pool.probed(slot.id, vitals.alive, asyncio.get_running_loop().time())
         self._turn()
 
     async def _quiet(self, slot: _Slot) -> None:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
 
 IDENTITY_LENGTH = 16  # hex digits: 64 bits, far beyond what the specs of one cluster can collide in
 
@@ -25,27 +25,59 @@ class ResourceSpec(BaseModel):
 
     kind: str
 
+    @property
+    def runner(self) -> str:
+        """The name of the runner that starts members of this spec."""
+        return self.kind
+
     def identity(self) -> str:
         """Hash of the whole spec as 16 hex digits."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:IDENTITY_LENGTH]
 
 
+class ResetSpec(BaseModel):
+    """How a container is made pristine between two holders.
+
+    ``auto`` takes the first that works: ``overlay`` (what was written is dropped), ``paths`` (declared
+    folders are swapped for a prepared copy), ``git`` (a declared repository goes back to where it was),
+    ``command`` (the image's own), ``recreate`` (a new container). ``timeout_s`` bounds one, in seconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Literal["auto", "overlay", "paths", "git", "command", "recreate"] = "auto"
+    paths: tuple[str, ...] = ()
+    git: str | None = Field(default=None, pattern="^/")
+    command: tuple[str, ...] = ()
+    timeout_s: float = Field(default=30.0, gt=0)
+
+
 class ContainerSpec(ResourceSpec):
     """A sandbox in which commands of one holder at a time run.
 
-    ``image`` is ``host`` (this machine's system directories, read-only under an overlay) or a directory with
-    a root file system. ``cpu`` is in cores, ``memory_mb`` in MiB, ``pids`` counts processes and threads.
+    ``runtime`` names the runner. For ``bubblewrap``, ``image`` is ``host`` (this machine's system
+    directories, read-only under an overlay) or a local image; for ``container-cli`` and ``enroot`` it is what
+    these take. ``cpu`` is in cores, ``memory_mb`` and ``disk_mb`` (what may be written to the root file
+    system) in MiB, ``pids`` counts processes and threads.
     """
 
     kind: Literal["container"] = "container"
+    runtime: Literal["bubblewrap", "container-cli", "enroot"] = "bubblewrap"
     image: str = Field(default="host", min_length=1)
     cpu: float = Field(default=1.0, gt=0)
     memory_mb: int = Field(default=256, gt=0)
+    disk_mb: int | None = Field(default=None, gt=0)
     pids: int = Field(default=64, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
     network: bool = False
     workdir: str = Field(default="/workspace", pattern="^/")
+    reset: ResetSpec = ResetSpec()
+
+    @property
+    def runner(self) -> str:
+        """See ``ResourceSpec.runner``."""
+        return self.runtime
 
 
 class ModelServiceSpec(ResourceSpec):
@@ -62,16 +94,77 @@ class ModelServiceSpec(ResourceSpec):
     max_num_seqs: int = Field(default=64, gt=0)
     dtype: str = "auto"
     tensor_parallel: int = Field(default=1, gt=0)
+    pipeline_parallel: int = Field(default=1, gt=0)
     gpus: int = Field(default=0, ge=0)
     args: tuple[str, ...] = ()
 
 
-AnySpec = Annotated[ContainerSpec | ModelServiceSpec, Field(discriminator="kind")]
+class Budget(BaseModel):
+    """What an external API may cost, over the life of its pool. None is no bound.
 
-_SPECS: TypeAdapter[ContainerSpec | ModelServiceSpec] = TypeAdapter(AnySpec)
+    ``calls`` counts requests; ``usd`` is money, at the prices of a million input and output tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: int | None = Field(default=None, gt=0)
+    usd: float | None = Field(default=None, gt=0)
+    usd_per_million_input: float = Field(default=0.0, ge=0)
+    usd_per_million_output: float = Field(default=0.0, ge=0)
 
 
-def parse_spec(data: Mapping[str, object]) -> ContainerSpec | ModelServiceSpec:
+class CircuitBreaker(BaseModel):
+    """``failures`` in a row within ``window_s`` seconds stop requests for ``open_s``; then one is tried."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    failures: int = Field(default=5, gt=0)
+    window_s: float = Field(default=60.0, gt=0)
+    open_s: float = Field(default=30.0, gt=0)
+
+
+class ExternalAPISpec(ResourceSpec):
+    """An HTTP API of somebody else, behind limits that all holders share.
+
+    ``credentials`` are references, never values: ``env:NAME`` or ``file:PATH``; with several, a key that the
+    API refuses or limits is set aside for the next. ``concurrency`` counts requests at a time.
+    """
+
+    kind: Literal["external-api"] = "external-api"
+    base_url: str = Field(pattern="^https?://")
+    model: str = ""
+    credentials: tuple[Annotated[str, Field(pattern="^(env|file):.")], ...] = ()
+    concurrency: int = Field(default=32, gt=0)
+    requests_per_second: float | None = Field(default=None, gt=0)
+    tokens_per_second: float | None = Field(default=None, gt=0)
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_retries: int = Field(default=3, ge=0)
+    budget: Budget = Budget()
+    circuit_breaker: CircuitBreaker = CircuitBreaker()
+
+
+class InProcessSpec(ResourceSpec):
+    """A Python object: what ``entrypoint`` (``package.module:factory``) returns for ``kwargs``.
+
+    ``isolated`` gives each its own process; without it, all live in the process of the engine.
+    ``call_timeout_s`` bounds one call, ``start_timeout_s`` the factory, in seconds.
+    """
+
+    kind: Literal["in-process"] = "in-process"
+    entrypoint: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    isolated: bool = False
+    call_timeout_s: float = Field(default=60.0, gt=0)
+    start_timeout_s: float = Field(default=60.0, gt=0)
+
+
+OneSpec = ContainerSpec | ModelServiceSpec | ExternalAPISpec | InProcessSpec
+AnySpec = Annotated[OneSpec, Field(discriminator="kind")]
+
+_SPECS: TypeAdapter[OneSpec] = TypeAdapter(AnySpec)
+
+
+def parse_spec(data: Mapping[str, object]) -> OneSpec:
     """The spec that a mapping with a ``kind`` describes.
 
     Raises:
@@ -83,10 +176,19 @@ def parse_spec(data: Mapping[str, object]) -> ContainerSpec | ModelServiceSpec:
 class PoolSpec(BaseModel):
     """A named, bounded set of members of one spec.
 
-    ``max`` counts every member that exists in any state, ``min`` of them are kept without anybody asking.
-    A member of a ``shared`` pool has any number of holders, and there is one of it.
-    ``max_pending`` bounds the waiters, ``max_reuses`` the leases of one member after its first,
-    ``max_lifetime_s`` its age in seconds (checked whenever nobody holds it).
+    Capacity: ``max`` counts every member that exists in any state, ``min`` of them are kept without anybody
+    asking, ``buffer`` free ones are kept beside those that are held. ``max_starting`` bounds the starts at
+    one time, ``starts_per_s`` their rate.
+
+    Holders: a member has one, or, if the pool is ``shared``, any number; a shared pool gives each holder the
+    member with the fewest, and starts another when all have ``slots`` holders.
+
+    Waiters: ``max_pending`` bounds them. ``weights`` are those of shares in what members come free (1 for a
+    share that is not named); ``reserved`` members are for waiters of their share alone.
+
+    Members: ``per_image`` lets each acquire name its image. One is retired after ``max_reuses`` leases beyond
+    its first, at the age of ``max_lifetime_s`` seconds, or above ``max_memory_mb`` MiB, checked whenever
+    nobody holds it. ``quarantine`` is how many that failed their reset are kept for a look.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -95,14 +197,29 @@ class PoolSpec(BaseModel):
     resource: AnySpec
     min: int = Field(default=0, ge=0)
     max: int = Field(default=1, ge=1)
+    buffer: int = Field(default=0, ge=0)
+    max_starting: int | None = Field(default=None, ge=1)
+    starts_per_s: float | None = Field(default=None, gt=0)
     shared: bool = False
+    slots: int | None = Field(default=None, ge=1)
     lease_ttl_s: float = Field(default=30.0, gt=0)
     max_pending: int = Field(default=1024, ge=0)
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    reserved: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    per_image: bool = False
     max_reuses: int | None = Field(default=None, ge=0)
     max_lifetime_s: float | None = Field(default=None, gt=0)
+    max_memory_mb: int | None = Field(default=None, gt=0)
+    quarantine: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _min_within_max(self) -> Self:
+    def _consistent(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min: {self.min} is above max: {self.max}")
+        if sum(self.reserved.values()) >= self.max and self.reserved:
+            raise ValueError(f"reserved: {sum(self.reserved.values())} members leave none of max: {self.max}")
+        if self.quarantine >= self.max:
+            raise ValueError(f"quarantine: {self.quarantine} members could fill all of max: {self.max}")
+        if self.per_image and not isinstance(self.resource, ContainerSpec):
+            raise ValueError(f"per_image: a {self.resource.kind} has no image")
         return self

@@ -42,7 +42,7 @@ async def test_started_member_answers(runner: BubblewrapRunner) -> None:
     try:
         assert (member.id, member.incarnation) == ("m-1", 1)
         assert member.address.startswith("unix:///")
-        assert await runner.probe(member)
+        assert (await runner.probe(member)).alive
     finally:
         await runner.stop(member)
 
@@ -119,7 +119,7 @@ async def test_many_start_and_stop_side_by_side(spare: BubblewrapRunner, run_dir
     before = footprint(run_dir)
     members = await asyncio.gather(*(spare.start(ContainerSpec(), f"m-{n}") for n in range(24)))
     assert len({member.address for member in members}) == 24
-    assert all(await asyncio.gather(*(spare.probe(member) for member in members)))
+    assert all(found.alive for found in await asyncio.gather(*(spare.probe(m) for m in members)))
     await asyncio.gather(*(spare.stop(member) for member in members))
     await spare.close()
     assert footprint(run_dir) == before
@@ -162,7 +162,7 @@ async def test_dead_sandbox_is_replaced_by_a_reset(runner: BubblewrapRunner) -> 
     async with box(runner) as made:
         made.member.handle.process._bwrap.kill()  # type: ignore[attr-defined]
         await _kill_daemon(made.member)
-        assert not await runner.probe(made.member)
+        assert not (await runner.probe(made.member)).alive
         with pytest.raises(Infra, match="the sandbox died"):
             await runner.lease(made.member, "first", 0, TOKEN, 30)
         await made.next_lease()
@@ -197,7 +197,7 @@ async def test_stop_twice_and_at_once(runner: BubblewrapRunner) -> None:
     member = await runner.start(ContainerSpec(), "m-1")
     await asyncio.gather(runner.stop(member), runner.stop(member))
     await runner.stop(member)
-    assert not await runner.probe(member)
+    assert not (await runner.probe(member)).alive
 
 
 async def test_stop_is_quick_with_a_command_running(runner: BubblewrapRunner) -> None:
@@ -291,7 +291,7 @@ async def test_network_only_when_asked_for(runner: BubblewrapRunner) -> None:
 
 def test_runner_outlives_an_event_loop(spare: BubblewrapRunner) -> None:
     member = asyncio.run(spare.start(ContainerSpec(), "m-1"))
-    assert asyncio.run(spare.probe(member))
+    assert asyncio.run(spare.probe(member)).alive
     asyncio.run(spare.stop(member))
     asyncio.run(spare.close())
 

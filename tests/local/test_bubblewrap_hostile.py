@@ -118,7 +118,7 @@ async def test_sandbox_that_died_of_memory_says_so(runner: BubblewrapRunner) -> 
                 dead = True
                 break
         if dead:
-            assert not await runner.probe(made.member)
+            assert not (await runner.probe(made.member)).alive
             with pytest.raises(Infra, match="oom, more than its 64 MiB were needed"):
                 await runner.lease(made.member, "first", 0, TOKEN, 30)
         await made.next_lease()

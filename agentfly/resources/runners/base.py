@@ -34,10 +34,21 @@ class Member:
     handle: object = None
 
 
-class Runner(Protocol):
-    """Starts, checks, resets and stops members of one kind of spec."""
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a probe found. ``alive`` is False only if the member is gone or can no longer be used.
 
-    kind: str
+    ``memory_mb`` is what the member holds now, in MiB; None where nobody counts it.
+    """
+
+    alive: bool
+    memory_mb: float | None = None
+
+
+class Runner(Protocol):
+    """Starts, checks, resets and stops members of the specs whose ``runner`` is its ``name``."""
+
+    name: str
 
     def check(self) -> str | None:
         """None if this runner works on this machine, else the reason why not."""
@@ -51,8 +62,8 @@ class Runner(Protocol):
         """
         ...
 
-    async def probe(self, member: Member) -> bool:
-        """False only if the member is gone or can no longer be used; a slow one is still there."""
+    async def probe(self, member: Member) -> Vitals:
+        """How the member is; a slow one is still alive."""
         ...
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.runners import bubblewrap_check, host_root, seccomp
-from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Group, Limits
 from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
 from agentfly.resources.runners.sandbox_process import SandboxProcess, spawn
@@ -64,7 +64,7 @@ class Sandbox:
 
 
 class BubblewrapRunner:
-    """Runner of the kind ``container``.
+    """Runner of containers whose ``runtime`` is ``bubblewrap``.
 
     Args:
         run_dir: a folder for this runner alone, with a short path, on a local disk: sockets, and what
@@ -76,7 +76,7 @@ class BubblewrapRunner:
         AgentflyError: there is no bubblewrap.
     """
 
-    kind = "container"
+    name = "bubblewrap"
 
     def __init__(self, run_dir: Path, sandboxd: Path, bwrap: Path | None = None) -> None:
         self._bwrap = (bwrap or bubblewrap_check.find_bwrap()).absolute()
@@ -127,17 +127,17 @@ class BubblewrapRunner:
         """
         return await self._start(_container(spec), member_id, incarnation=1)
 
-    async def probe(self, member: Member) -> bool:
+    async def probe(self, member: Member) -> Vitals:
         """Whether the sandbox lives and its daemon answers, or is only slow to."""
         process = _sandbox(member).process
         if process is None or not process.alive:
-            return False
+            return Vitals(alive=False)
         try:
             async with SandboxAdmin(member.address, member.admin_token) as admin:
                 await admin.health()
         except SandboxUnreachable:
-            return not await process.dies_within(DYING_S)
-        return True
+            return Vitals(alive=not await process.dies_within(DYING_S))
+        return Vitals(alive=True)
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
         """Lease the sandbox, or renew that lease.

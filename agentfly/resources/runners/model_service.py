@@ -25,7 +25,7 @@ import aiohttp
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import LeaseLost, StartFailed
-from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.guard import find_bubblewrap, guarded, kill_guard
 from agentfly.resources.spec import ModelServiceSpec, ResourceSpec
 
@@ -51,7 +51,7 @@ class _Server:
 class ModelServiceRunner:
     """Starts vLLM from the environment of ``python``; logs go to ``run_dir/logs/<member>.log``."""
 
-    kind = "model-service"
+    name = "model-service"
 
     def __init__(self, python: Path, run_dir: Path, *, start_timeout_s: float = 300.0) -> None:
         self._python = python
@@ -95,16 +95,16 @@ class ModelServiceRunner:
                 raise
         raise AssertionError("unreachable")
 
-    async def probe(self, member: Member) -> bool:
+    async def probe(self, member: Member) -> Vitals:
         """See ``Runner.probe``."""
         if _server(member).process.returncode is not None:
-            return False
+            return Vitals(alive=False)
         try:
-            return (await _call("GET", f"{member.address}/health"))[0] == 200
+            return Vitals(alive=(await _call("GET", f"{member.address}/health"))[0] == 200)
         except aiohttp.ClientConnectionError:
-            return False
+            return Vitals(alive=False)
         except TimeoutError:
-            return True
+            return Vitals(alive=True)
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
         """See ``Runner.lease``. Many hold a server at once; a lease is lost with the process, not by time."""

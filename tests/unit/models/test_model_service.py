@@ -169,12 +169,12 @@ async def test_a_member_has_answered_a_real_request_before_it_is_handed_out(
         assert (tmp_path / "mark.seen").read_text().splitlines()[-1] == "POST/inference/v1/generate"
         assert member.address.startswith("http://127.0.0.1:")
         assert member.incarnation == 1
-        assert await runner.probe(member)
+        assert (await runner.probe(member)).alive
         await runner.lease(member, "o", 0, "t", 30)
     finally:
         await runner.stop(member)
     await runner.stop(member)
-    assert not await runner.probe(member)
+    assert not (await runner.probe(member)).alive
     with pytest.raises(LeaseLost, match="policy-0: the server exited with"):
         await runner.lease(member, "o", 0, "t", 30)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
-from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.spec import ResourceSpec
 
 P = ParamSpec("P")
@@ -87,8 +87,8 @@ class FakeRunner:
     call on a member that is being reset, a second start under one id.
     """
 
-    def __init__(self, kind: str = "container", *, start_s: float = 0.01, shared: bool = False) -> None:
-        self.kind = kind
+    def __init__(self, name: str = "bubblewrap", *, start_s: float = 0.01, shared: bool = False) -> None:
+        self.name = name
         self.shared = shared
         self.start_s, self.reset_s, self.stop_s, self.lease_s = start_s, 0.001, 0.001, 0.001
         self.fail_starts: Iterable[int] | Callable[[int], bool] = ()
@@ -137,10 +137,10 @@ class FakeRunner:
             raise
         return Member(member_id, spec, 1, f"unix:///{member_id}")
 
-    async def probe(self, member: Member) -> bool:
+    async def probe(self, member: Member) -> Vitals:
         self.probes += 1
         await asyncio.sleep(math.inf if member.id in self.hung else self.lease_s)
-        return member.id in self.existing and member.id not in self.dead
+        return Vitals(alive=member.id in self.existing and member.id not in self.dead)
 
     async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
         self.leases += 1

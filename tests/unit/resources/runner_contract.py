@@ -40,7 +40,7 @@ class RunnerContract:
         return await asyncio.wait_for(runner.start(spec, name), self.start_s)
 
     def test_serves_the_kind_of_its_specs_and_works_here(self, runner, spec):
-        assert runner.kind == spec.kind
+        assert runner.name == spec.runner
         assert runner.check() is None
 
     async def test_started_member_answers_and_says_what_it_is(self, runner, spec):
@@ -49,7 +49,7 @@ class RunnerContract:
             assert (member.id, member.spec) == ("contract-1", spec)
             assert member.incarnation >= 1
             assert member.address.startswith(("unix://", "http://"))
-            assert await runner.probe(member) is True
+            assert (await runner.probe(member)).alive
             assert self.left(runner)
         finally:
             await runner.stop(member)
@@ -63,7 +63,7 @@ class RunnerContract:
         try:
             assert one.address != two.address
             await runner.stop(one)
-            assert await runner.probe(two) is True
+            assert (await runner.probe(two)).alive
         finally:
             await runner.stop(one)
             await runner.stop(two)
@@ -73,7 +73,7 @@ class RunnerContract:
         member = await self.started(runner, spec)
         await runner.stop(member)
         assert self.left(runner) == set()
-        assert await runner.probe(member) is False
+        assert not (await runner.probe(member)).alive
         await runner.stop(member)
 
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
@@ -102,7 +102,7 @@ class RunnerContract:
         try:
             for _ in range(3):
                 await runner.lease(member, "owner", 0, "token", TTL)
-            assert await runner.probe(member) is True
+            assert (await runner.probe(member)).alive
         finally:
             await runner.stop(member)
 
@@ -126,7 +126,7 @@ class RunnerContract:
             assert again is not None, "nothing was done in it: it must be found pristine"
             if self.exclusive:
                 assert again.incarnation > before
-            assert await runner.probe(again) is True
+            assert (await runner.probe(again)).alive
             await runner.lease(again, "other", 0, "other token", TTL)
             member = again
         finally:

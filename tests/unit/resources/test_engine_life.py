@@ -253,9 +253,9 @@ async def test_close_reports_members_that_do_not_stop():
 def test_kind_that_cannot_run_here_is_refused_with_the_reason():
     runner = FakeRunner()
     runner.reason = "bwrap: not found"
-    with pytest.raises(ResourceError, match="pool swe: kind container cannot run here: bwrap: not found"):
+    with pytest.raises(ResourceError, match="pool swe: runner bubblewrap cannot work here: bwrap: not found"):
         ResourceEngine([runner], [pool()])
-    with pytest.raises(ResourceError, match="kind model-service cannot run here: no runner serves it"):
+    with pytest.raises(ResourceError, match="runner model-service cannot work here: there is no such runner"):
         ResourceEngine([FakeRunner()], [pool(resource=MODEL)])
 
 

@@ -23,8 +23,8 @@ OTHER = ContainerSpec(pids=9)
 class Unsteady(FakeRunner):
     """Does everything with a random duration and fails at random."""
 
-    def __init__(self, rng: random.Random, kind: str = "container", *, shared: bool = False) -> None:
-        super().__init__(kind, shared=shared)
+    def __init__(self, rng: random.Random, name: str = "bubblewrap", *, shared: bool = False) -> None:
+        super().__init__(name, shared=shared)
         self.rng = rng
         self.trouble = rng.choice([0.0, 0.05, 0.3])
         self.fail_starts = lambda _: rng.random() < self.trouble

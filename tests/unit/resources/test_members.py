@@ -10,7 +10,7 @@ from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import StartFailed, Timeout
 from agentfly.resources.members import CALL_S, RESET_S, START_S, STOP_S, Members, describe
 from agentfly.resources.pool import Pool
-from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 from tests.unit.resources.harness import FakeRunner, virtual
 
@@ -113,18 +113,18 @@ async def test_lease_that_hangs_ends_at_its_deadline():
     with pytest.raises(TimeoutError):
         await rig.members.lease(name, "o", 0, "t")
     assert now() - began == pytest.approx(CALL_S)
-    assert await rig.members.alive(name) is True, "no answer in time is not a death"
+    assert (await rig.members.vitals(name)).alive, "no answer in time is not a death"
     assert now() - began == pytest.approx(2 * CALL_S)
 
 
 @virtual
 async def test_probe_that_raises_is_a_death():
     class Broken(FakeRunner):
-        async def probe(self, member: Member) -> bool:
+        async def probe(self, member: Member) -> Vitals:
             raise OSError("no such socket")
 
     rig = Rig(Broken())
-    assert await rig.members.alive(await rig.grown()) is False
+    assert not (await rig.members.vitals(await rig.grown())).alive
 
 
 @virtual

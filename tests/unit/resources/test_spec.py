@@ -13,6 +13,9 @@ OTHER_VALUES = {
     "image": "/srv/root",
     "cpu": 2.0,
     "memory_mb": 512,
+    "disk_mb": 64,
+    "runtime": "enroot",
+    "reset": {"method": "recreate"},
     "pids": 65,
     "env": {"A": "1"},
     "network": True,
@@ -49,7 +52,7 @@ def test_unlike_environments_have_unlike_identities(one, other):
 
 
 def test_identity_is_the_same_in_every_process():
-    assert ContainerSpec().identity() == "798ca818e640a1b0"
+    assert ContainerSpec().identity() == "91184c663cc32840"
 
 
 # 3. What is refused.
