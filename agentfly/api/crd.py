@@ -27,6 +27,7 @@ Schema = dict[str, Any]
 
 HEADER = "# Generated from the models in agentfly/api by `agentfly crds`. Do not edit.\n"
 VALIDATIONS = "x-kubernetes-validations"
+PRESERVED = "x-kubernetes-preserve-unknown-fields"
 _KEPT = (
     "description",
     "type",
@@ -44,6 +45,7 @@ _KEPT = (
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
+    PRESERVED,
 )
 
 
@@ -179,7 +181,7 @@ class _Builder:
             result["properties"] = {name: self.build(child) for name, child in node["properties"].items()}
             if node.get("required"):
                 result["required"] = node["required"]
-        elif isinstance(node.get("additionalProperties"), dict):
+        elif isinstance(node.get("additionalProperties"), dict) and PRESERVED not in node:
             result["additionalProperties"] = self.build(node["additionalProperties"])
         if "items" in node:
             result["items"] = self.build(node["items"])

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from agentfly.api import shape
 from agentfly.api.base import NAME_PATTERN, RULES_BROKEN, ApiModel, Rule
 from agentfly.api.common import ENTRYPOINT_PATTERN
+from agentfly.api.pooltypes import URL_PATTERN, VARIABLE_PATTERN
 from agentfly.api.trainingrun import OVERRIDE_PATTERN
 from agentfly.api.tree import Where
 from agentfly.errors import AgentflyError
@@ -37,6 +38,8 @@ PATTERNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     OVERRIDE_PATTERN: ("is not an override", ("write key=value, as in trainer.total_epochs=3",)),
     "^/": ("is not an absolute path", ("begin it with /",)),
+    URL_PATTERN: ("is not the address of an HTTP API", ("begin it with https:// or http://",)),
+    VARIABLE_PATTERN: ("is not the name of an environment variable", ("use letters, digits and _",)),
 }
 _TYPES = {
     "int_type": "is not a whole number",

@@ -3,21 +3,24 @@
 Guarantees:
 1. Exactly the arm that `type` names is set.
 2. `min` is at most `max`; `type` never changes.
+3. What is reserved and what is kept for a look leave members for everybody.
+
+Not here: what the members of each type are (`pooltypes`).
 """
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from agentfly.api.base import ApiModel, Args, Conditions, Int, Rule, immutable
-from agentfly.api.common import ApiObject, DType
-from agentfly.api.quantity import Cpu, Memory
+from agentfly.api.base import ApiModel, Conditions, Int, Rule, immutable
+from agentfly.api.common import ApiObject
+from agentfly.api.pooltypes import Container, ExternalAPI, InProcess, ModelService
+from agentfly.api.quantity import Memory
 
 LONGEST_LEASE_S = 3600  # sandboxd refuses more
-ENV_MAX = 32 * 1024
-"""Characters of a sandbox's environment: what its daemon reads at the start is bounded."""
+SHARES_MAX = 16
 
-PoolType = Literal["Container", "ModelService"]
+PoolType = Literal["Container", "ModelService", "ExternalAPI", "InProcess"]
 
 
 def _arm(name: str, kind: PoolType, attribute: str, example: str) -> tuple[Rule, Rule]:
@@ -39,85 +42,20 @@ def _arm(name: str, kind: PoolType, attribute: str, example: str) -> tuple[Rule,
     )
 
 
-class Container(ApiModel):
-    """A sandbox: one container in which tools run commands."""
-
-    image: str = Field(
-        default="host",
-        min_length=1,
-        max_length=1024,
-        description="Root file system: host for this machine's own, read-only under an overlay, or a "
-        "directory, relative to the manifest. Default host.",
-    )
-    cpu: Cpu = Field(
-        default=1, description='CPU cores: a whole number, or text such as "0.5" or 500m. Default 1.'
-    )
-    memory: Memory = Field(
-        default="256Mi", description="Memory limit, bytes with a unit such as 256Mi. Default 256Mi."
-    )
-    pids: Int = Field(default=64, ge=8, description="Processes and threads at the same time. Default 64.")
-    env: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
-        default={},
-        max_length=64,
-        description=f"Environment of commands, at most {ENV_MAX} characters of names and values together. "
-        "Absent: none.",
-    )
-    network: bool = Field(default=False, description="Whether commands reach the network. Default false.")
-    workdir: str = Field(
-        default="/workspace",
-        max_length=1024,
-        pattern="^/",
-        description="Absolute directory in which commands start. Default /workspace.",
-    )
-    rules: ClassVar = (
-        Rule(
-            cel=f"self.env.map(name, size(name) + size(self.env[name])).sum() <= {ENV_MAX}",
-            holds=lambda self: sum(len(name) + len(self.env[name]) for name in self.env) <= ENV_MAX,
-            field="env",
-            problem=f"has more than {ENV_MAX} characters of names and values together",
-            hint="let the agent's setup write long values to files",
-        ),
-    )
-
-
-class ModelService(ApiModel):
-    """A vLLM server."""
-
-    model: str = Field(
-        min_length=1,
-        max_length=4096,
-        description="Directory in Hugging Face layout, relative to the manifest, or name on the hub.",
-    )
-    max_model_len: Int = Field(ge=2, description="Tokens of prompt and answer together.")
-    max_num_seqs: Int = Field(default=64, ge=1, description="Sequences that one member batches. Default 64.")
-    dtype: DType = Field(
-        default="auto", description="Type of weights and activations. Default auto: as in the model."
-    )
-    tensor_parallel: int = Field(
-        default=1, ge=1, le=64, description="Devices that share one copy. Default 1."
-    )
-    gpus: int = Field(
-        default=0, ge=0, le=64, description="GPUs of each member; 0 runs on the CPU. Default 0."
-    )
-    args: Args = Field(
-        default=(), description="Further arguments of vllm serve; the last wins. Absent: none."
-    )
-    rules: ClassVar = (
-        Rule(
-            cel="self.gpus == 0 || self.tensorParallel <= self.gpus",
-            holds=lambda self: self.gpus == 0 or self.tensor_parallel <= self.gpus,
-            field="tensorParallel",
-            problem="is more than gpus",
-            hint="set tensorParallel to gpus or less",
-        ),
-    )
-
-
 class Capacity(ApiModel):
     """How many members there may be."""
 
     min: Int = Field(default=0, ge=0, description="Members kept even when idle. Default 0.")
     max: Int = Field(ge=1, description="Members at most, counting those that start or are reset.")
+    buffer: Int = Field(
+        default=0, ge=0, description="Free members kept ready beside those that are held. Default 0."
+    )
+    max_starting: Int | None = Field(
+        default=None, ge=1, description="Starts at the same time. Absent: any number."
+    )
+    starts_per_second: float | None = Field(
+        default=None, gt=0, description="Rate of starts. Absent: not limited."
+    )
     rules: ClassVar = (
         Rule(
             cel="self.min <= self.max",
@@ -136,6 +74,17 @@ class Queue(ApiModel):
         default=1024,
         ge=0,
         description="Waiting acquires at most; one more fails at once with Saturated. Default 1024.",
+    )
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={},
+        max_length=SHARES_MAX,
+        description="Weight of each share in what members come free, by name; a share is the name of a job, "
+        "or what an acquire calls itself. Others have weight 1. Absent: all are equal.",
+    )
+    reserved: dict[str, Annotated[Int, Field(ge=1)]] = Field(
+        default={},
+        max_length=SHARES_MAX,
+        description="Members that only this share may take, as {verifier: 2}. Absent: none.",
     )
 
 
@@ -161,19 +110,37 @@ class Reuse(ApiModel):
         ge=1,
         description="Seconds since the start; a leased member is retired at release. Absent: any age.",
     )
+    max_memory: Memory | None = Field(
+        default=None, description="Memory of a member that nobody holds. Absent: only its own limit."
+    )
+    quarantine: Int = Field(
+        default=0,
+        ge=0,
+        description="Members that failed their reset and are kept for a look, until a waiter needs their "
+        "place. Default 0.",
+    )
+
+
+class Images(ApiModel):
+    """Which image a member has."""
+
+    policy: Literal["Fixed", "PerAcquire"] = Field(
+        default="Fixed",
+        description="Fixed: that of container. PerAcquire: each acquire names its own. Default Fixed.",
+    )
 
 
 class ResourcePoolSpec(ApiModel):
     """What the pool should be."""
 
     type: PoolType = Field(
-        description="What a member is: Container or ModelService.",
+        description="What a member is: Container, ModelService, ExternalAPI or InProcess.",
         json_schema_extra=immutable("make a new pool under another name"),
     )
     scope: Literal["Rollout", "Global"] = Field(
         default="Rollout",
         description="Rollout: a member has one holder at a time and is reset before the next. Global: all "
-        "holders share one member, of type ModelService. Default Rollout.",
+        "holders share the members, of any type but Container. Default Rollout.",
         json_schema_extra=immutable("make a new pool under another name"),
     )
     container: Container | None = Field(
@@ -182,6 +149,15 @@ class ResourcePoolSpec(ApiModel):
     model_service: ModelService | None = Field(
         default=None, description="Members of a ModelService pool. Absent for other types."
     )
+    external_api: ExternalAPI | None = Field(
+        default=None,
+        alias="externalAPI",
+        description="Members of an ExternalAPI pool. Absent for other types.",
+    )
+    in_process: InProcess | None = Field(
+        default=None, description="Members of an InProcess pool. Absent for other types."
+    )
+    images: Images = Field(default=Images(), description="Images of a Container pool. Absent: Fixed.")
     capacity: Capacity = Field(description="How many members there may be, as {min: 0, max: 4}.")
     queue: Queue = Field(default=Queue(), description="Waiting acquires. Absent: its defaults.")
     lease: LeasePolicy = Field(default=LeasePolicy(), description="Holds on members. Absent: its defaults.")
@@ -191,12 +167,45 @@ class ResourcePoolSpec(ApiModel):
     rules: ClassVar = (
         *_arm("container", "Container", "container", "{image: host}"),
         *_arm("modelService", "ModelService", "model_service", "{model: DIR, maxModelLen: 4096}"),
+        *_arm("externalAPI", "ExternalAPI", "external_api", "{baseUrl: https://HOST/v1}"),
+        *_arm("inProcess", "InProcess", "in_process", "{entrypoint: package.module:make}"),
         Rule(
-            cel="self.scope != 'Global' || self.type == 'ModelService'",
-            holds=lambda self: self.scope != "Global" or self.type == "ModelService",
+            cel="self.scope != 'Global' || self.type != 'Container'",
+            holds=lambda self: self.scope != "Global" or self.type != "Container",
             field="scope",
             problem="does not suit a Container, which has one holder at a time",
             hint="set scope to Rollout",
+        ),
+        Rule(
+            cel="self.type != 'ExternalAPI' || (self.scope == 'Global' && self.capacity.max == 1)",
+            holds=lambda self: (
+                self.type != "ExternalAPI" or (self.scope == "Global" and self.capacity.max == 1)
+            ),
+            field="scope",
+            problem="of an ExternalAPI must be Global with capacity.max 1: its limits are those of one key",
+            hint="set scope: Global and capacity: {max: 1}; concurrency bounds the requests",
+        ),
+        Rule(
+            cel="self.images.policy == 'Fixed' || self.type == 'Container'",
+            holds=lambda self: self.images.policy == "Fixed" or self.type == "Container",
+            field="images",
+            problem="is for a Container, the other types have no image",
+            hint="remove images",
+        ),
+        Rule(
+            cel="size(self.queue.reserved) == 0 || "
+            "self.queue.reserved.map(share, self.queue.reserved[share]).sum() < self.capacity.max",
+            holds=lambda self: sum(self.queue.reserved.values()) < self.capacity.max,
+            field="queue",
+            problem="reserves all of capacity.max and leaves none for others",
+            hint="raise capacity.max or lower queue.reserved",
+        ),
+        Rule(
+            cel="self.reuse.quarantine < self.capacity.max",
+            holds=lambda self: self.reuse.quarantine < self.capacity.max,
+            field="reuse",
+            problem="quarantine could fill all of capacity.max",
+            hint="lower reuse.quarantine",
         ),
     )
 
@@ -209,6 +218,7 @@ class MemberCounts(ApiModel):
     leased: Int = Field(default=0, ge=0, description="Members that are held.")
     starting: Int = Field(default=0, ge=0, description="Members that are being started.")
     resetting: Int = Field(default=0, ge=0, description="Members that are being reset and verified.")
+    quarantined: Int = Field(default=0, ge=0, description="Members that are kept for a look.")
 
 
 class QueueStatus(ApiModel):

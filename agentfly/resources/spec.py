@@ -144,14 +144,15 @@ class ExternalAPISpec(ResourceSpec):
 
 
 class InProcessSpec(ResourceSpec):
-    """A Python object: what ``entrypoint`` (``package.module:factory``) returns for ``kwargs``.
+    """A Python object: what ``entrypoint`` returns for ``kwargs``.
 
+    ``entrypoint`` is ``package.module:factory`` or ``/absolute/file.py:factory``.
     ``isolated`` gives each its own process; without it, all live in the process of the engine.
     ``call_timeout_s`` bounds one call, ``start_timeout_s`` the factory, in seconds.
     """
 
     kind: Literal["in-process"] = "in-process"
-    entrypoint: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    entrypoint: str = Field(pattern="^.+:.+$")
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     isolated: bool = False
     call_timeout_s: float = Field(default=60.0, gt=0)

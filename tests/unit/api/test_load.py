@@ -403,12 +403,15 @@ def test_no_file_and_no_flag_makes_it_fall_over(
 # The words of agentfly.api.problems.
 
 
+AMOUNTS = (".cpu", ".memory", ".disk", ".maxMemory")
+
+
 def test_every_pattern_of_spec_has_a_text() -> None:
     patterns = {
         node["pattern"]
         for schema in SCHEMAS.values()
         for path, node in walk(schema)
-        if "pattern" in node and not path.startswith("status") and not path.endswith((".cpu", ".memory"))
+        if "pattern" in node and not path.startswith("status") and not path.endswith(AMOUNTS)
     }
     assert patterns == set(PATTERNS)
 
@@ -496,8 +499,8 @@ ITEM = "Settings of verl in Hydra's form (trainer.x=y), applied last; the last w
         ),
         (
             "pool/shell.type=x",
-            "spec.type: x is not one of Container, ModelService",
-            "use one of Container, ModelService",
+            "spec.type: x is not one of Container, ModelService, ExternalAPI, InProcess",
+            "use one of Container, ModelService, ExternalAPI, InProcess",
         ),
         (
             "pool/shell.type.x=x",
@@ -535,7 +538,11 @@ ITEM = "Settings of verl in Hydra's form (trainer.x=y), applied last; the last w
             "spec.container.env: has 65 entries, more than 64",
             "keep 64 entries or less",
         ),
-        ("pool/shell.reuse=x", 'spec.reuse: "x" is not a mapping', "write a mapping, such as {maxReuses: 0}"),
+        (
+            "pool/shell.reuse=x",
+            'spec.reuse: "x" is not a mapping',
+            "write a mapping, such as {quarantine: 0}",
+        ),
         (
             "pool/shell.capacity.min.x=x",
             "spec.capacity.min: has no fields that can be set",

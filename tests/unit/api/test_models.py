@@ -56,10 +56,20 @@ def placed(kind: str, path: str, value: Any) -> Json:
             "container": None,
             "modelService": {"model": "m", "maxModelLen": 64},
         }
+    if path.startswith("externalAPI"):
+        changes = {
+            "type": "ExternalAPI",
+            "scope": "Global",
+            "container": None,
+            "externalAPI": {"baseUrl": "http://a"},
+            "capacity": {"max": 1},
+        }
+    if path.startswith("inProcess"):
+        changes = {"type": "InProcess", "container": None, "inProcess": {"entrypoint": "a.py:b"}}
     if path.startswith("model.build"):
         changes = {"model": {"build": {"script": "s"}}}
     obj = made(kind, changes)
-    *above, last = path.split(".")
+    *above, last = path.replace("[]", ".x").split(".")  # any key of a map
     node = obj["spec"]
     for part in above:
         node = node.setdefault(part, {})
@@ -87,7 +97,7 @@ def test_every_bound_is_the_same_in_model_and_schema(kind: str) -> None:
     for path, node in walk(SCHEMAS[kind]["properties"]["spec"]):
         for key, step, name in (("minimum", -1, "greater_than_equal"), ("maximum", 1, "less_than_equal")):
             if node.get("type") == "integer" and key in node:
-                refusal = f"spec.{path}: {name}"
+                refusal = f"spec.{path.replace('[]', '.x')}: {name}"
                 assert refusal not in model_refusals(kind, placed(kind, path, node[key]))
                 assert refusal in model_refusals(kind, placed(kind, path, node[key] + step))
                 seen += 1

@@ -7,6 +7,17 @@ import pytest
 from agentfly.api import crd
 from tests.unit.api.worlds import KINDS, OBJECTS, made, model_refusals, server_refusals, walk
 
+API: dict[str, Any] = {
+    "type": "ExternalAPI",
+    "scope": "Global",
+    "container": None,
+    "externalAPI": {"baseUrl": "https://judge/v1"},
+    "capacity": {"max": 1},
+}
+ONE_KEY = (
+    "spec.scope: scope of an ExternalAPI must be Global with capacity.max 1: its limits are those of "
+    "one key; set scope: Global and capacity: {max: 1}; concurrency bounds the requests"
+)
 SERVICE: dict[str, Any] = {
     "type": "ModelService",
     "container": None,
@@ -71,12 +82,88 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"scope": "Global"},
         ["spec.scope: scope does not suit a Container, which has one holder at a time; set scope to Rollout"],
     ),
+    "an ExternalAPI pool without its arm": (
+        "ResourcePool",
+        {**API, "externalAPI": None},
+        [
+            "spec.externalAPI: externalAPI is required when type is ExternalAPI; "
+            "add externalAPI: {baseUrl: https://HOST/v1}"
+        ],
+    ),
+    "an InProcess pool with the wrong arm": (
+        "ResourcePool",
+        {"type": "InProcess", "container": None, "externalAPI": API["externalAPI"]},
+        [
+            "spec.externalAPI: externalAPI is allowed only when type is ExternalAPI; remove externalAPI",
+            "spec.inProcess: inProcess is required when type is InProcess; "
+            "add inProcess: {entrypoint: package.module:make}",
+        ],
+    ),
+    "a Container pool with the object of another": (
+        "ResourcePool",
+        {"inProcess": {"entrypoint": "games.py:make"}},
+        ["spec.inProcess: inProcess is allowed only when type is InProcess; remove inProcess"],
+    ),
+    "an ExternalAPI for one holder at a time": ("ResourcePool", {**API, "scope": "Rollout"}, [ONE_KEY]),
+    "an ExternalAPI with several members": ("ResourcePool", {**API, "capacity": {"max": 2}}, [ONE_KEY]),
+    "an ExternalAPI with both places of a key": (
+        "ResourcePool",
+        {**API, "externalAPI.credentials": [{"env": "KEY", "file": "key.txt"}]},
+        [
+            "spec.externalAPI.credentials[]: exactly one of env and file must be set; "
+            "keep env: JUDGE_API_KEY or file: key.txt"
+        ],
+    ),
+    "money without prices": (
+        "ResourcePool",
+        {**API, "externalAPI.budget": {"usd": 5.0}},
+        [
+            "spec.externalAPI.budget.usd: usd bounds nothing while both prices are 0; "
+            "set usdPerMillionInput and usdPerMillionOutput"
+        ],
+    ),
+    "paths to reset, and none said": (
+        "ResourcePool",
+        {"container.reset.method": "Paths"},
+        ["spec.container.reset.paths: paths is required when method is Paths; add paths: [/workspace]"],
+    ),
+    "a repository to reset, and none said": (
+        "ResourcePool",
+        {"container.reset.method": "Git"},
+        ["spec.container.reset.git: git is required when method is Git; add git: /testbed"],
+    ),
+    "a command to reset, and none said": (
+        "ResourcePool",
+        {"container.reset.method": "Command"},
+        [
+            "spec.container.reset.command: command is required when method is Command; "
+            "add command: [/reset.sh]"
+        ],
+    ),
+    "images for what has none": (
+        "ResourcePool",
+        {**SERVICE, "images.policy": "PerAcquire"},
+        ["spec.images: images is for a Container, the other types have no image; remove images"],
+    ),
+    "all members reserved": (
+        "ResourcePool",
+        {"queue.reserved": {"verifier": 3, "eval": 1}},
+        [
+            "spec.queue: queue reserves all of capacity.max and leaves none for others; "
+            "raise capacity.max or lower queue.reserved"
+        ],
+    ),
+    "a quarantine of all members": (
+        "ResourcePool",
+        {"reuse.quarantine": 4},
+        ["spec.reuse: reuse quarantine could fill all of capacity.max; lower reuse.quarantine"],
+    ),
     "tensor parallelism above the GPUs": (
         "ResourcePool",
         {**SERVICE, "modelService.gpus": 1, "modelService.tensorParallel": 2},
         [
-            "spec.modelService.tensorParallel: tensorParallel is more than gpus; "
-            "set tensorParallel to gpus or less"
+            "spec.modelService.tensorParallel: tensorParallel times pipelineParallel is more than gpus; "
+            "set gpus to their product"
         ],
     ),
     "tasks from two places": (

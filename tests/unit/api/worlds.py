@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +116,16 @@ def at(obj: Any, path: str) -> Any:
     return obj
 
 
+def each(obj: Any, path: str) -> list[Any]:
+    """The values at a path of `walk`: one, none, or all items of a list."""
+    above, items, rest = path.partition("[]")
+    found = at(obj, above)
+    if not items:
+        return [] if found is None else [found]
+    inside = found if isinstance(found, list) else []
+    return [value for item in inside for value in (each(item, rest[1:]) if rest else [item])]
+
+
 @functools.cache
 def _program(rule: str) -> celpy.Runner:
     environment = celpy.Environment()
@@ -136,10 +148,10 @@ def server_refusals(kind: str, obj: Json, old: Json | None = None) -> list[str]:
     new, before = complete(schema, obj), complete(schema, old)
     found = []
     for path, node in walk(schema):
-        value, was = at(new, path), at(before, path)
-        for rule in node.get(crd.VALIDATIONS, ()):
+        was = at(before, path)
+        for rule, value in itertools.product(node.get(crd.VALIDATIONS, ()), each(new, path)):
             transition = "oldSelf" in rule["rule"]
-            if value is None or (transition and was is None):
+            if transition and was is None:
                 continue
             if not _runs(rule["rule"], value, was):
                 found.append(f"{path}{rule.get('fieldPath', '')}: {rule['message']}")
@@ -152,12 +164,12 @@ def model_refusals(kind: str, obj: Json) -> list[str]:
         KINDS[kind].model.model_validate(obj, by_alias=True, by_name=False)
     except ValidationError as error:
         found = []
-        for each in error.errors():
-            path = ".".join(str(part) for part in each["loc"])
-            if each["type"] != RULES_BROKEN:
-                found.append(f"{path}: {each['type']}")
+        for problem in error.errors():
+            path = re.sub(r"\.\d+", "[]", ".".join(str(part) for part in problem["loc"]))
+            if problem["type"] != RULES_BROKEN:
+                found.append(f"{path}: {problem['type']}")
                 continue
-            for rule in each["ctx"]["broken"]:
+            for rule in problem["ctx"]["broken"]:
                 found.append(f"{path}{'.' + rule.field if rule.field else ''}: {rule.message}")
         return sorted(found)
     return []

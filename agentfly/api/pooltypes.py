@@ -1,0 +1,258 @@
+"""What the members of a ResourcePool are: one block for each type.
+
+Guarantees:
+1. A field means the same on every platform; one that a platform does not read says so.
+2. Credentials are references, never values.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from agentfly.api.base import ApiModel, Args, Int, Rule
+from agentfly.api.common import ENTRYPOINT_PATTERN, REFERENCE, DType
+from agentfly.api.quantity import Cpu, Memory
+
+URL_PATTERN = "^https?://"
+VARIABLE_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
+ENV_MAX = 32 * 1024
+"""Characters of a sandbox's environment: what its daemon reads at the start is bounded."""
+
+Path = Annotated[str, Field(min_length=2, max_length=1024, pattern="^/")]
+
+
+def _needs(method: str, field: str, cel: str, example: str) -> Rule:
+    return Rule(
+        cel=f"self.method != '{method}' || {cel}",
+        holds=lambda self: self.method != method or bool(getattr(self, field)),
+        field=field,
+        problem=f"is required when method is {method}",
+        hint=f"add {field}: {example}",
+    )
+
+
+class Reset(ApiModel):
+    """How a container is made pristine between two holders; verified in every case."""
+
+    method: Literal["Auto", "Overlay", "Paths", "Git", "Command", "Recreate"] = Field(
+        default="Auto",
+        description="Overlay: what was written is dropped. Paths: declared folders are swapped for a "
+        "prepared copy. Git: a declared repository goes back to its commit. Command: the image's own. "
+        "Recreate: a new container. Auto: the first of these that works. Default Auto.",
+    )
+    paths: tuple[Path, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=16,
+        description="Folders that holders may write, for Paths. Absent: none.",
+    )
+    git: Path | None = Field(default=None, description="Repository, for Git. Absent: none.")
+    command: Args = Field(default=(), description="Argument list, for Command. Absent: none.")
+    timeout_seconds: int = Field(
+        default=30, ge=1, le=600, description="Longest reset; after it the container is replaced. Default 30."
+    )
+    rules: ClassVar = (
+        _needs("Paths", "paths", "size(self.paths) > 0", "[/workspace]"),
+        _needs("Git", "git", "has(self.git)", "/testbed"),
+        _needs("Command", "command", "size(self.command) > 0", "[/reset.sh]"),
+    )
+
+
+class Container(ApiModel):
+    """A sandbox: one container in which tools run commands."""
+
+    image: str = Field(
+        default="host",
+        min_length=1,
+        max_length=1024,
+        description="Root file system: host for this machine's own, read-only under an overlay, or a "
+        "directory, relative to the manifest. Default host.",
+    )
+    runtime: Literal["Bubblewrap", "ContainerCLI", "Enroot"] = Field(
+        default="Bubblewrap",
+        description="What runs it on one machine: Bubblewrap needs no engine, ContainerCLI uses docker, "
+        "podman or nerdctl. A cluster does not read this. Default Bubblewrap.",
+    )
+    cpu: Cpu = Field(
+        default=1, description='CPU cores: a whole number, or text such as "0.5" or 500m. Default 1.'
+    )
+    memory: Memory = Field(
+        default="256Mi", description="Memory limit, bytes with a unit such as 256Mi. Default 256Mi."
+    )
+    disk: Memory | None = Field(
+        default=None,
+        description="What may be written to the root file system, bytes with a unit such as 1Gi. Absent: "
+        "half of memory with Bubblewrap, else what the platform gives.",
+    )
+    pids: Int = Field(default=64, ge=8, description="Processes and threads at the same time. Default 64.")
+    env: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
+        default={},
+        max_length=64,
+        description=f"Environment of commands, at most {ENV_MAX} characters of names and values together. "
+        "Absent: none.",
+    )
+    network: bool = Field(default=False, description="Whether commands reach the network. Default false.")
+    workdir: str = Field(
+        default="/workspace",
+        max_length=1024,
+        pattern="^/",
+        description="Absolute directory in which commands start. Default /workspace.",
+    )
+    reset: Reset = Field(default=Reset(), description="Between two holders. Absent: its defaults.")
+    rules: ClassVar = (
+        Rule(
+            cel=f"self.env.map(name, size(name) + size(self.env[name])).sum() <= {ENV_MAX}",
+            holds=lambda self: sum(len(name) + len(self.env[name]) for name in self.env) <= ENV_MAX,
+            field="env",
+            problem=f"has more than {ENV_MAX} characters of names and values together",
+            hint="let the agent's setup write long values to files",
+        ),
+    )
+
+
+class ModelService(ApiModel):
+    """A vLLM server."""
+
+    model: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="Directory in Hugging Face layout, relative to the manifest, or name on the hub.",
+    )
+    max_model_len: Int = Field(ge=2, description="Tokens of prompt and answer together.")
+    max_num_seqs: Int = Field(default=64, ge=1, description="Sequences that one member batches. Default 64.")
+    dtype: DType = Field(
+        default="auto", description="Type of weights and activations. Default auto: as in the model."
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="Devices that share each layer. Default 1."
+    )
+    pipeline_parallel: int = Field(
+        default=1, ge=1, le=64, description="Groups of devices that share the layers. Default 1."
+    )
+    gpus: int = Field(
+        default=0, ge=0, le=64, description="GPUs of each member; 0 runs on the CPU. Default 0."
+    )
+    args: Args = Field(
+        default=(), description="Further arguments of vllm serve; the last wins. Absent: none."
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="self.gpus == 0 || self.tensorParallel * self.pipelineParallel <= self.gpus",
+            holds=lambda self: self.gpus == 0 or self.tensor_parallel * self.pipeline_parallel <= self.gpus,
+            field="tensorParallel",
+            problem="times pipelineParallel is more than gpus",
+            hint="set gpus to their product",
+        ),
+    )
+
+
+class Credential(ApiModel):
+    """Where a key is: exactly one of the two fields. The key itself is nowhere in a manifest."""
+
+    env: str | None = Field(
+        default=None,
+        max_length=256,
+        pattern=VARIABLE_PATTERN,
+        description="Environment variable of the process that keeps the pool. Absent: file is read.",
+    )
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="File with the key, read at every start. Absent: env is read.",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.env) != has(self.file)",
+            holds=lambda self: (self.env is None) != (self.file is None),
+            problem="exactly one of env and file must be set",
+            hint="keep env: JUDGE_API_KEY or file: key.txt",
+        ),
+    )
+
+
+class ApiBudget(ApiModel):
+    """What the API may cost while the pool lives."""
+
+    calls: Int | None = Field(default=None, ge=1, description="Requests at most. Absent: any number.")
+    usd: float | None = Field(default=None, gt=0, description="US dollars at most. Absent: any amount.")
+    usd_per_million_input: float = Field(
+        default=0.0, ge=0, description="Price of a million input tokens, US dollars. Default 0."
+    )
+    usd_per_million_output: float = Field(
+        default=0.0, ge=0, description="Price of a million output tokens, US dollars. Default 0."
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="!has(self.usd) || self.usdPerMillionInput > 0.0 || self.usdPerMillionOutput > 0.0",
+            holds=lambda self: (
+                self.usd is None or self.usd_per_million_input > 0 or self.usd_per_million_output > 0
+            ),
+            field="usd",
+            problem="bounds nothing while both prices are 0",
+            hint="set usdPerMillionInput and usdPerMillionOutput",
+        ),
+    )
+
+
+class Breaker(ApiModel):
+    """When to leave a failing API alone."""
+
+    failures: Int = Field(default=5, ge=1, description="Failures in a row that open it. Default 5.")
+    window_seconds: Int = Field(
+        default=60, ge=1, description="Seconds within which they count. Default 60."
+    )
+    open_seconds: Int = Field(
+        default=30, ge=1, description="Seconds without a request; then one is tried. Default 30."
+    )
+
+
+class ExternalAPI(ApiModel):
+    """An HTTP API of somebody else, such as a judge model, behind limits that all holders share."""
+
+    base_url: str = Field(
+        max_length=2048, pattern=URL_PATTERN, description="Base of all requests, such as https://host/v1."
+    )
+    model: str = Field(
+        default="", max_length=512, description="Model that requests without one ask for. Default none."
+    )
+    credentials: tuple[Credential, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=16,
+        description="Keys, in order; one that the API refuses or limits is set aside. Absent: none is sent.",
+    )
+    concurrency: Int = Field(default=32, ge=1, description="Requests at the same time. Default 32.")
+    requests_per_second: float | None = Field(
+        default=None, gt=0, description="Rate of requests. Absent: not limited."
+    )
+    tokens_per_second: float | None = Field(
+        default=None, gt=0, description="Rate of tokens, input and output. Absent: not limited."
+    )
+    timeout_seconds: Int = Field(default=120, ge=1, description="Longest request. Default 120.")
+    max_retries: int = Field(
+        default=3, ge=0, le=10, description="Further tries of a request that failed there. Default 3."
+    )
+    budget: ApiBudget = Field(default=ApiBudget(), description="What it may cost. Absent: not limited.")
+    circuit_breaker: Breaker = Field(default=Breaker(), description="Absent: its defaults.")
+
+
+class InProcess(ApiModel):
+    """A Python object, such as a game or a simulator."""
+
+    entrypoint: str = Field(
+        max_length=512,
+        pattern=ENTRYPOINT_PATTERN,
+        description=f"Function or class that makes one instance. {REFERENCE}",
+    )
+    kwargs: dict[str, JsonValue] = Field(
+        default={},
+        max_length=64,
+        description="Arguments of entrypoint by name. Absent: none.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    isolated: bool = Field(
+        default=False, description="Whether each instance has its own process. Default false."
+    )
+    call_timeout_seconds: Int = Field(default=60, ge=1, description="Longest call. Default 60.")
+    start_timeout_seconds: Int = Field(default=60, ge=1, description="Longest start. Default 60.")
