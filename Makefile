@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 SEED ?= 0
+SOAK_SECONDS ?= 300
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -52,4 +53,7 @@ crds: $(VENV)/.ready ## write crds/ from the models
 bench: setup ## every figure of the README, as ratios in one run; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench
 
-.PHONY: help setup sandboxd demo check lint test crds bench
+soak: setup ## everything that can go wrong at once for SOAK_SECONDS (300): killed workers, sandboxes and engines
+	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS)
+
+.PHONY: help setup sandboxd demo check lint test crds bench soak

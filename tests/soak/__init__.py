@@ -1,0 +1,1 @@
+"""Everything that can go wrong at once, for minutes: ``make soak``."""
