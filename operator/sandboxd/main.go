@@ -45,6 +45,7 @@ type config struct {
 func main() {
 	listenFD := flag.Int("listen-fd", -1, "inherited descriptor of a listening socket")
 	listen := flag.String("listen", "", "address to listen on, for example tcp://:7070")
+	handover := flag.String("handover", "", "unix socket of the owner, who sends the listening socket over it")
 	oomFD := flag.Int("oom-fd", -1, "inherited descriptor of the cgroup file that counts out-of-memory kills")
 	showVersion := flag.Bool("version", false, "print the version and exit")
 	flag.Parse()
@@ -52,20 +53,20 @@ func main() {
 		fmt.Println(version)
 		return
 	}
-	if err := run(*listenFD, *listen, *oomFD); err != nil {
+	if err := run(*listenFD, *listen, *handover, *oomFD); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
 		os.Exit(1)
 	}
 }
 
-func run(listenFD int, listen string, oomFD int) error {
+func run(listenFD int, listen, handover string, oomFD int) error {
 	if os.Getpid() != 1 {
 		return errors.New("pid: must be 1, the first process of a pid namespace (bwrap --as-pid-1, or a container)")
 	}
 	if err := hide(listenFD, oomFD); err != nil {
 		return err
 	}
-	listener, err := openListener(listenFD, listen)
+	listener, oom, err := openListener(listenFD, listen, handover, oomFD)
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func run(listenFD int, listen string, oomFD int) error {
 		_, _ = io.Copy(io.Discard, stdin)
 		os.Exit(0)
 	}()
-	s := newServer(cfg, table, baseline, openCounter(oomFD), time.Now)
+	s := newServer(cfg, table, baseline, oom, time.Now)
 	return s.serve(listener)
 }
 
@@ -118,16 +119,21 @@ func readConfig(stdin *bufio.Reader) (config, error) {
 	return cfg, nil
 }
 
-func openListener(fd int, address string) (net.Listener, error) {
+func openListener(fd int, address, handover string, oomFD int) (listener net.Listener, oom counter, err error) {
+	if handover != "" {
+		return receive(handover)
+	}
 	if fd >= 0 {
 		file := os.NewFile(uintptr(fd), "listener")
 		defer file.Close()
-		return net.FileListener(file)
+		listener, err = net.FileListener(file)
+		return listener, openCounter(oomFD), err
 	}
 	if tcp, found := strings.CutPrefix(address, "tcp://"); found {
-		return net.Listen("tcp", tcp)
+		listener, err = net.Listen("tcp", tcp)
+		return listener, openCounter(oomFD), err
 	}
-	return nil, fmt.Errorf("--listen: %q is not tcp://host:port, and no --listen-fd is given", address)
+	return nil, counter{}, fmt.Errorf("--listen: %q is not tcp://host:port, and no --listen-fd or --handover is given", address)
 }
 
 // takeSignals returns the signals that tell of ended processes. The first process of a namespace

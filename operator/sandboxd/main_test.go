@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "mount /proc:", err)
 		os.Exit(1)
 	}
-	if err := run(3, "", -1); err != nil {
+	if err := run(3, "", "", -1); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -124,7 +124,7 @@ func (d *daemon) lease(t *testing.T, token string) {
 }
 
 func TestDaemonRefusesToRunBesideOthers(t *testing.T) {
-	if err := run(-1, "tcp://127.0.0.1:0", -1); err == nil || !strings.Contains(err.Error(), "pid: must be 1") {
+	if err := run(-1, "tcp://127.0.0.1:0", "", -1); err == nil || !strings.Contains(err.Error(), "pid: must be 1") {
 		t.Error(err)
 	}
 }
