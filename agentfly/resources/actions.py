@@ -17,6 +17,7 @@ class State(Enum):
     LEASED = "leased"
     RESETTING = "resetting"
     STOPPING = "stopping"
+    QUARANTINED = "quarantined"  # its reset was not verified; it is kept as it is for a look
 
 
 class Phase(Enum):
@@ -43,13 +44,17 @@ class Reason(StrEnum):
     MAX_LIFETIME = "MaxLifetime"
     IDLE = "Idle"
     NOT_NEEDED = "NotNeeded"
+    MAX_MEMORY = "MaxMemory"
+    EVICTED = "Evicted"  # a member of another image was needed in its place
+    RESIZED = "Resized"  # max was lowered
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a member of this id."""
+    """Start a member of this id; ``image`` is "" for the pool's own."""
 
     member: str
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Leave the member as it is: nobody gets it, and nothing is done to it before its ``Stop``."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Ask whether the member still lives, and tell ``probed``."""
 
@@ -98,4 +111,4 @@ class Lost:
     reason: str
 
 
-Action = Start | Grant | Reset | Stop | Probe | Reject | Lost
+Action = Start | Grant | Reset | Stop | Quarantine | Probe | Reject | Lost

@@ -22,7 +22,7 @@ Guarantees:
 Not here: the clock, tasks, and who the owner of a ticket is (``engine``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from agentfly.resources.actions import (
     Action,
@@ -39,6 +39,7 @@ from agentfly.resources.actions import (
 )
 from agentfly.resources.errors import Saturated
 from agentfly.resources.pool_state import IDLE_S, PROBE_S, MemberRecord, PoolState, TicketRecord
+from agentfly.resources.spec import PoolSpec
 
 PERMANENT_FAILURES = 5  # failures in a row, 15 s of pauses: more than a hiccup of a busy machine
 HOLD_WEIGHT = 0.2  # of the newest lease in the running mean of how long leases last
@@ -50,11 +51,12 @@ class Pool(PoolState):
 
     # Events.
 
-    def ask(self) -> int:
-        """A ticket for one member.
+    def ask(self, share: str = "", image: str = "") -> int:
+        """A ticket for one member of this image ("" or the pool's own name of it: the pool's own).
 
         Raises:
             Saturated: there are ``max_pending`` waiters already.
+            ResourceError: the pool has members of its own image only.
         """
         waiting = len(self._queue)
         if waiting >= self.spec.max_pending and waiting - self._servable() >= self.spec.max_pending:
@@ -129,8 +131,13 @@ class Pool(PoolState):
         ticket.phase = Phase.CLEANING
         return True
 
-    def reset_done(self, member_id: str, clean: bool, now: float) -> bool:
-        """A reset ended; ``clean`` is the answer of the verification."""
+    def reset_done(
+        self, member_id: str, clean: bool, now: float, *, why: str = "", memory_mb: float | None = None
+    ) -> bool:
+        """A reset ended; ``clean`` is the answer of the verification, ``why`` what it found.
+
+        ``memory_mb`` is what the member holds now, where the pool has a ``max_memory_mb``.
+        """
         member = self._in(member_id, State.RESETTING)
         if member is None:
             return False
@@ -152,8 +159,8 @@ class Pool(PoolState):
             self._failed(member, reason, now)
         return True
 
-    def probed(self, member_id: str, alive: bool, now: float) -> bool:
-        """A probe was answered."""
+    def probed(self, member_id: str, alive: bool, now: float, *, memory_mb: float | None = None) -> bool:
+        """A probe was answered; ``memory_mb`` is what the member holds now, if the runner knows."""
         member = self._in(member_id, State.FREE, State.LEASED)
         if member is None:
             return False
@@ -169,6 +176,25 @@ class Pool(PoolState):
             return False
         del self._members[member_id]
         return True
+
+    def unquarantine(self, member_id: str) -> bool:
+        """Nobody needs to look at the member any more: it is stopped."""
+        return self._in(member_id, State.QUARANTINED) is not None
+
+    def demand(self, wanted: Mapping[str, int]) -> None:
+        """How many members of each image should be free or coming, soonest need first, until the next call.
+
+        Raises:
+            ResourceError: the pool has members of its own image only.
+        """
+
+    def resize(self, spec: PoolSpec) -> None:
+        """Go on under another specification of the same members.
+
+        Raises:
+            ValueError: name, resource, shared or per_image differ; the message names the field.
+        """
+        self.spec = spec
 
     def close(self) -> None:
         """From now on everything is stopped and nobody is served."""

@@ -77,6 +77,10 @@ class PoolState:
         """How many tickets wait."""
         return len(self._queue)
 
+    def quarantined(self) -> dict[str, str]:
+        """The members in quarantine, oldest first, and what the check of each found."""
+        return {}
+
     def ahead(self, number: int) -> int:
         """How many tickets wait before this one."""
         return sum(other < number for other in self._queue)
