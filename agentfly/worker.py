@@ -31,7 +31,7 @@ from agentfly.models import Sampling, VLLMModel
 from agentfly.models.sticky import StickyModels
 from agentfly.refs import load
 from agentfly.roles.servers import inference_urls
-from agentfly.roles.trainer import ENV_BROKER
+from agentfly.roles.trainer import ENV_BROKER, ENV_JOB
 from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
 from agentfly.rollout import (
     Chain,
@@ -72,7 +72,7 @@ async def work(config: RolloutWorkerConfig) -> None:
     shape = config.rollout
     rows = rows_of(config)
     models = [VLLMModel(url) for url in inference_urls()]
-    resources = BrokerClient(os.environ[ENV_BROKER])
+    resources = BrokerClient(os.environ[ENV_BROKER], share=os.environ.get(ENV_JOB, ""))
     reporter = Reporter(config.report_file)
     with TrajectoryWriter(config.trajectories_file) as file:
         try:

@@ -7,6 +7,7 @@ Guarantees:
 4. A cancelled acquire hangs up, which cancels it at the broker too. A cancelled release is finished all the
    same.
 5. ``close`` releases what is still held.
+6. What is acquired without a share counts to the client's own.
 """
 
 import asyncio
@@ -30,10 +31,16 @@ RESET_S = 90.0  # beyond the engine's bound of a reset
 
 
 class BrokerClient:
-    """Resources at a broker. ``address`` is ``unix:///path`` or ``http://host:port``."""
+    """Resources at a broker.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: ``unix:///path`` or ``http://host:port``.
+        share: on whose account this process waits: the name of its job.
+    """
+
+    def __init__(self, address: str, share: str = "") -> None:
         self.address = address
+        self._share = share
         self._base = "http://broker" if address.startswith("unix://") else address
         self._session: aiohttp.ClientSession | None = None
         self._holdings = Holdings(self)
@@ -67,11 +74,13 @@ class BrokerClient:
         *,
         key: str = "default",
         scope: Scope = "rollout",
+        share: str = "",
+        image: str | None = None,
         attempt: int = 0,
         deadline: float = 600.0,
     ) -> Lease:
         """The owner's live lease under this key, or a new one; its heartbeats run until its release."""
-        wanted = wire.Wanted.of(Request(pool_or_spec, key, scope))
+        wanted = wire.Wanted.of(Request(pool_or_spec, key, scope, share, image), self._share)
         body = wire.AcquireBody(**dict(wanted), owner=owner, attempt=attempt, deadline_s=deadline)
         answer = await self._post(wire.ACQUIRE, body, within=deadline + MARGIN_S)
         return self._holdings.hold(LeaseInfo.model_validate(answer))
@@ -80,7 +89,7 @@ class BrokerClient:
         self, requests: Sequence[Request], owner: str, *, attempt: int = 0, deadline: float = 600.0
     ) -> list[Lease]:
         """Leases for all requests, in their order, or none."""
-        wanted = [wire.Wanted.of(request) for request in requests]
+        wanted = [wire.Wanted.of(request, self._share) for request in requests]
         body = wire.AcquireManyBody(requests=wanted, owner=owner, attempt=attempt, deadline_s=deadline)
         answers = await self._post(wire.ACQUIRE_MANY, body, within=deadline + MARGIN_S)
         return [self._holdings.hold(LeaseInfo.model_validate(answer)) for answer in answers]

@@ -57,14 +57,21 @@ class Wanted(Body):
     spec: AnySpec | None = None
     key: str = "default"
     scope: Scope = "rollout"
+    share: str = ""
+    image: str | None = None
 
     @classmethod
-    def of(cls, request: Request) -> "Wanted":
-        """The wire form of a request."""
+    def of(cls, request: Request, share: str = "") -> "Wanted":
+        """The wire form of a request; ``share`` is that of a request which names none."""
         wanted = request.pool_or_spec
-        if isinstance(wanted, ResourceSpec):
-            return cls(spec=parse_spec(wanted.model_dump()), key=request.key, scope=request.scope)
-        return cls(pool=wanted, key=request.key, scope=request.scope)
+        return cls(
+            pool=wanted if isinstance(wanted, str) else None,
+            spec=parse_spec(wanted.model_dump()) if isinstance(wanted, ResourceSpec) else None,
+            key=request.key,
+            scope=request.scope,
+            share=request.share or share,
+            image=request.image,
+        )
 
     def request(self) -> Request:
         """The request that this is the wire form of.
@@ -75,7 +82,7 @@ class Wanted(Body):
         wanted = self.spec if self.pool is None else self.pool
         if wanted is None or (self.pool is not None and self.spec is not None):
             raise ResourceError("acquire: needs a pool or a spec, and not both")
-        return Request(wanted, self.key, self.scope)
+        return Request(wanted, self.key, self.scope, self.share, self.image)
 
 
 class AcquireManyBody(Body):

@@ -3,7 +3,7 @@
 Guarantees:
 1. Within one rollout the same pool or spec and key give the same lease object; acquires of one key at the
    same time become one request.
-2. Two pools or specs under the default key are two resources.
+2. Two pools, specs or images under the default key are two resources.
 3. ``close`` releases everything: also when one release fails, while an acquire is pending, or when the caller
    is cancelled over and over. It never raises for a dead resource; what could not be released is logged, and
    the lease's TTL ends it.
@@ -111,24 +111,33 @@ class Context:
         pool_or_spec: str | ResourceSpec,
         key: str = "default",
         scope: Scope = "rollout",
+        share: str = "",
+        image: str | None = None,
     ) -> Lease:
         """The rollout's lease of this pool or spec under this key; acquired at the first call, then the same.
+
+        Args:
+            key: tells apart several of the same pool.
+            share: on whose account it waits, such as ``verifier`` where a pool has reserved members for
+                rewards; "" is the job's own.
+            image: of the container, from a pool that lets each acquire name it; None is the pool's own.
 
         Raises:
             ResourceError: no member could be had; ``acquire_error`` is then that exception.
             ContextClosed: the rollout is over.
         """
         self._check_open()
-        slot = _slot(pool_or_spec, key)
+        request = Request(pool_or_spec, key, scope, share, image)
+        slot = _slot(request)
         if slot not in self._leases:
-            self._begin(slot, self._acquire(Request(pool_or_spec, key, scope), slot))
+            self._begin(slot, self._acquire(request, slot))
         return await self._wait(self._leases[slot])
 
     async def acquire_many(self, wanted: Sequence[str | ResourceSpec | Request]) -> list[Lease]:
         """The rollout's leases of all of these, in their order; those it does not have are acquired together.
 
         Args:
-            wanted: pools or specs, or a ``Request`` for another key or scope than the default.
+            wanted: pools or specs, or a ``Request`` for what ``acquire`` takes beside them.
 
         Raises:
             ResourceError: they could not be had, so none was acquired; what the rollout had before stays.
@@ -136,7 +145,7 @@ class Context:
         """
         self._check_open()
         requests = [item if isinstance(item, Request) else Request(item) for item in wanted]
-        slots = [_slot(request.pool_or_spec, request.key) for request in requests]
+        slots = [_slot(request) for request in requests]
         missing = {
             slot: request for slot, request in zip(slots, requests, strict=True) if slot not in self._leases
         }
@@ -197,6 +206,8 @@ class Context:
                 self.owner,
                 key=request.key,
                 scope=request.scope,
+                share=request.share,
+                image=request.image,
                 attempt=self.attempt,
                 deadline=self.deadlines.rollout + GRACE_SECONDS,
             )
@@ -257,10 +268,10 @@ class Context:
             await _guarded(self._resources.release_owner(self.owner), self.owner)
 
 
-def _slot(pool_or_spec: str | ResourceSpec, key: str) -> _Key:
-    if isinstance(pool_or_spec, str):
-        return pool_or_spec, key
-    return f"{pool_or_spec.kind}:{pool_or_spec.identity()}", key
+def _slot(request: Request) -> _Key:
+    wanted = request.pool_or_spec
+    name = wanted if isinstance(wanted, str) else f"{wanted.kind}:{wanted.identity()}"
+    return name if request.image is None else f"{name} {request.image}", request.key
 
 
 async def _one_of(together: asyncio.Task[dict[_Key, Lease]], slot: _Key) -> Lease:

@@ -1,8 +1,8 @@
 """Who waits for what and who holds what: the owners behind the tickets of the pools.
 
 Guarantees:
-1. One claim for each (owner, key) of a pool. A key that was named is one claim over all pools; the default
-   key is one in each.
+1. One claim for each (owner, key) of a pool. A key that was named is one claim over all pools and images; the
+   default key is one in each.
 2. All who enter a claim get the same answer. The claim outlives those who leave it while somebody else waits
    or the lease was delivered, and no longer.
 3. A claim that is lost keeps its name for ``LOST_MEMORY_S``, so that its owner is told.
@@ -23,17 +23,40 @@ DEFAULT_KEY = "default"
 LOST_MEMORY_S = 3600.0  # longer than a rollout: after this, nobody comes back for a lost lease
 
 
-@dataclass(eq=False, slots=True)
-class Claim:
-    """What one owner waits for or holds under one key."""
+_Name = tuple[str, str, str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked for: a member of a pool, under a key, on the account of a share.
+
+    ``image`` is None where all members of the pool have the same.
+    """
 
     pool: Pool
+    key: str = DEFAULT_KEY
+    share: str = ""
+    image: str | None = None
+
+    def __str__(self) -> str:
+        image = "" if self.image is None else f", image {self.image}"
+        return f"pool {self.pool.spec.name} (spec {self.pool.spec.resource.identity()}{image})"
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """What one owner waits for or holds under one key. Times are those of the loop."""
+
+    ask: Ask
     ticket: int
     owner: str
-    key: str
     attempt: int
     lease_id: str
     token: str
+    opened: float
+    asked_in: int  # the number of the turn in which it was
+    held_since: float | None = None
+    warm: bool = False  # its pool had a member for it when it was asked
     waiters: "list[asyncio.Future[LeaseInfo]]" = field(default_factory=list)
     member_id: str = ""
     info: LeaseInfo | None = None  # None while it waits, and while its member is being reset
@@ -41,6 +64,11 @@ class Claim:
     delivered: bool = False  # somebody returned with it: it is theirs to release
     lost: str | None = None
     lost_at: float = 0.0
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that it is a claim on."""
+        return self.ask.pool
 
     @property
     def live(self) -> bool:
@@ -53,18 +81,15 @@ class Claim:
         self.waiters.append(future)
         return Entry(self, future)
 
-    def check(self, pool: Pool, attempt: int) -> None:
-        """Refuse what this claim cannot be: another pool, an earlier attempt, or a lost lease.
+    def check(self, ask: Ask, attempt: int) -> None:
+        """Refuse what this claim cannot be: another pool or image, an earlier attempt, or a lost lease.
 
         Raises:
             SpecMismatch, LeaseLost.
         """
-        if self.pool is not pool:
-            mine, wanted = (
-                f"pool {p.spec.name} (spec {p.spec.resource.identity()})" for p in (self.pool, pool)
-            )
+        if self.pool is not ask.pool or self.ask.image != ask.image:
             raise SpecMismatch(
-                f"owner {self.owner}: key {self.key} stands for {mine}, not for {wanted}",
+                f"owner {self.owner}: key {ask.key} stands for {self.ask}, not for {ask}",
                 hints=("use another key for the other resource, or leave the key out",),
             )
         if attempt < self.attempt:
@@ -89,7 +114,7 @@ class Claim:
     def lost_error(self) -> LeaseLost:
         """What the owner of a lost claim is told."""
         return LeaseLost(
-            f"lease of pool {self.pool.spec.name}, owner {self.owner}, key {self.key}: lost: {self.lost}",
+            f"lease of pool {self.pool.spec.name}, owner {self.owner}, key {self.ask.key}: lost: {self.lost}",
             incarnation=self.incarnation,
             hints=(
                 "release it and acquire again, or begin the next attempt: what was in the member is gone",
@@ -104,6 +129,11 @@ class Entry:
     claim: Claim
     future: "asyncio.Future[LeaseInfo]"
 
+    @property
+    def served(self) -> bool:
+        """True if the lease has come."""
+        return self.future.done() and not self.future.cancelled() and self.future.exception() is None
+
     def leave(self) -> bool:
         """Take part no longer. True: nobody is left who could release the claim, so it must end."""
         self.claim.waiters.remove(self.future)
@@ -116,16 +146,16 @@ class Claims:
     """The claims of one engine, by name, by lease and by ticket."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[str, str, str], Claim] = {}
+        self._names: dict[_Name, Claim] = {}
         self._leases: dict[str, Claim] = {}
         self._tickets: dict[tuple[str, int], Claim] = {}
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(list(self._leases.values()))
 
-    def find(self, owner: str, key: str, pool: Pool) -> Claim | None:
+    def find(self, owner: str, ask: Ask) -> Claim | None:
         """The claim that the owner has under this key."""
-        return self._names.get(_name(owner, key, pool))
+        return self._names.get(_name(owner, ask))
 
     def of_lease(self, lease_id: str) -> Claim | None:
         """The claim with this lease, if it has not ended."""
@@ -135,22 +165,24 @@ class Claims:
         """The claim that the pool knows by this ticket."""
         return self._tickets.get((pool.spec.name, ticket))
 
-    def open(self, pool: Pool, key: str, owner: str, attempt: int) -> Claim:
+    def open(self, ask: Ask, owner: str, attempt: int, now: float, turn: int) -> Claim:
         """A new claim, in the pool's queue.
 
         Raises:
             Saturated: the pool admits no more waiters.
         """
-        claim = Claim(pool, pool.ask(), owner, key, attempt, secrets.token_hex(8), secrets.token_hex(16))
-        self._names[_name(owner, key, pool)] = claim
+        ticket = ask.pool.ask()
+        lease_id, token = secrets.token_hex(8), secrets.token_hex(16)
+        claim = Claim(ask, ticket, owner, attempt, lease_id, token, now, turn)
+        self._names[_name(owner, ask)] = claim
         self._leases[claim.lease_id] = claim
-        self._tickets[pool.spec.name, claim.ticket] = claim
+        self._tickets[ask.pool.spec.name, ticket] = claim
         return claim
 
     def end(self, claim: Claim) -> None:
         """Forget a claim."""
         if self._leases.pop(claim.lease_id, None) is not None:
-            del self._names[_name(claim.owner, claim.key, claim.pool)]
+            del self._names[_name(claim.owner, claim.ask)]
             del self._tickets[claim.pool.spec.name, claim.ticket]
 
     def lose(self, claim: Claim, reason: str, now: float) -> None:
@@ -161,5 +193,9 @@ class Claims:
                 self.end(other)
 
 
-def _name(owner: str, key: str, pool: Pool) -> tuple[str, str, str]:
-    return owner, key, pool.spec.name if key == DEFAULT_KEY else ""
+def _name(owner: str, ask: Ask) -> _Name:
+    return (
+        (owner, ask.key, ask.pool.spec.name, ask.image)
+        if ask.key == DEFAULT_KEY
+        else (owner, ask.key, "", None)
+    )

@@ -12,8 +12,9 @@ Guarantees:
 5. A lease whose TTL passes without a heartbeat is lost, and its member is reset before anybody else has it.
 6. ``close`` stops every member in bounded time, and raises ``Infra`` with those that did not stop.
 7. An engine belongs to no event loop: while nothing is in progress, it may be used from another one.
+8. Every grant, release, loss and failed acquire is an event, with its seconds; see ``events``.
 
-Not here: who is served and when (``pool``), the tasks of members (``members``), handles (``lease``).
+Not here: who is served and when (``pool``, ``turns``), tasks of members (``members``), handles (``lease``).
 """
 
 import asyncio
@@ -21,17 +22,19 @@ import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from agentfly.resources.actions import Action, Grant, Lost, Probe, Reject, Reset, Start, Stop
-from agentfly.resources.claims import DEFAULT_KEY, Claim, Claims, Entry
+from agentfly.resources.actions import Action, Grant, Lost, Probe, Reason, Reject, Reset, Start, Stop
+from agentfly.resources.claims import DEFAULT_KEY, Ask, Claim, Claims, Entry
 from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError
+from agentfly.resources.events import Event, EventKind, Events, LeaseEnd, Observer
 from agentfly.resources.lease import BEATS_PER_TTL, Holdings, Lease, LeaseInfo, PoolStatus, Request, Scope
 from agentfly.resources.members import RESET_S, Members, describe
 from agentfly.resources.pool import Pool
-from agentfly.resources.report import check_room, late, pool_status, start_failed
-from agentfly.resources.runners.base import Runner
+from agentfly.resources.report import check_image, check_room, late, pool_status, start_failed
+from agentfly.resources.runners.base import Member, Runner
 from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
+from agentfly.resources.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +45,37 @@ SPEC_POOL_MAX = 8  # members of a pool that exists only because somebody acquire
 class ResourceEngine:
     """Layer IV in this process. Use it as ``async with``, or call ``close``."""
 
-    def __init__(self, runners: Sequence[Runner], pools: Sequence[PoolSpec] = ()) -> None:
+    def __init__(
+        self, runners: Sequence[Runner], pools: Sequence[PoolSpec] = (), observer: Observer | None = None
+    ) -> None:
         self._runners = {runner.name: runner for runner in runners}
         self._pools: dict[str, Pool] = {}
         self._claims = Claims()
-        self._members = Members(self._turn)
+        self._events = Events()
+        self._turns = Turns(self._carry_out)
+        self._members = Members(self._turns.due, self._events.emit)
         self._holdings = Holdings(self)
-        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        if observer is not None:
+            self.observe(observer)
         for pool in pools:
             self.add_pool(pool)
 
     # Life.
 
     async def __aenter__(self) -> Self:
-        self._turn()
+        for pool in self._pools.values():
+            self._turns.due(pool)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def observe(self, observer: Observer) -> None:
+        """Tell this observer of every event from now on."""
+        self._events.observe(observer)
 
     def add_pool(self, pool: PoolSpec) -> None:
         """Serve a pool from now on. Adding an equal one again changes nothing.
@@ -87,7 +100,7 @@ class ResourceEngine:
             asyncio.get_running_loop()
         except RuntimeError:
             return  # its first members are started when the engine is entered
-        self._turn()
+        self._turns.due(self._pools[pool.name])
 
     async def close(self) -> None:
         """Stop every member and fail every waiter. May be called again.
@@ -100,7 +113,8 @@ class ResourceEngine:
             pool.close()
         for claim in self._claims:
             self._end(claim, ResourceError(f"pool {claim.pool.spec.name}: the engine was closed"))
-        self._turn()
+        for pool in self._pools.values():
+            self._turns.now(pool)
         closing = asyncio.ensure_future(self._close())
         cancelled: asyncio.CancelledError | None = None
         while not closing.done():
@@ -115,8 +129,7 @@ class ResourceEngine:
     async def _close(self) -> None:
         await self._holdings.close()
         left = await self._members.close(CLOSE_S)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._turns.cancel()
         if left:
             raise Infra(f"members {', '.join(left)}: not stopped in {CLOSE_S:g} s")
 
@@ -129,11 +142,13 @@ class ResourceEngine:
         *,
         key: str = DEFAULT_KEY,
         scope: Scope = "rollout",
+        share: str = "",
+        image: str | None = None,
         attempt: int = 0,
         deadline: float = 600.0,
     ) -> Lease:
         """The owner's live lease under this key, or a new one; its heartbeats run until its release."""
-        requests = [Request(pool_or_spec, key, scope)]
+        requests = [Request(pool_or_spec, key, scope, share, image)]
         return (await self.acquire_many(requests, owner, attempt=attempt, deadline=deadline))[0]
 
     async def acquire_many(
@@ -147,17 +162,21 @@ class ResourceEngine:
         self, requests: Sequence[Request], owner: str, *, attempt: int = 0, deadline: float = 600.0
     ) -> list[LeaseInfo]:
         """As ``acquire_many``, without handles: the caller sends the heartbeats."""
-        asked = [(self._pool(request), request.key) for request in requests]
-        check_room(asked)
+        asks = [self._ask(request) for request in requests]
+        check_room(asks)
+        began = _now()
         entries: list[Entry] = []
         try:
-            for pool, key in asked:
-                entries.append(self._enter(pool, key, owner, attempt))
-            self._turn()
+            for ask in asks:
+                entries.append(self._enter(ask, owner, attempt))
             await self._settle(entries, deadline)
             for entry in entries:
                 entry.claim.delivered = True
             return [entry.future.result() for entry in entries]
+        except (ResourceError, asyncio.CancelledError) as error:
+            missing = [entry.claim.ask for entry in entries if not entry.served]
+            self._tell_failed(asks[len(entries) :][:1] or missing, owner, error, _now() - began)
+            raise
         finally:
             self._leave(entries)
 
@@ -166,14 +185,12 @@ class ResourceEngine:
         claim = self._claims.of_lease(lease_id)
         if claim is not None:
             self._end(claim, LeaseLost(f"lease {lease_id}: was released"), dirty=dirty)
-            self._turn()
 
     async def release_owner(self, owner: str, *, attempt: int | None = None) -> None:
         """End all that the owner holds or waits for; with ``attempt``, only up to that attempt."""
         for claim in self._claims:
             if claim.owner == owner and (attempt is None or claim.attempt <= attempt):
                 self._end(claim, LeaseLost(f"owner {owner}: released all that it waited for"))
-        self._turn()
 
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         """Renew leases; False for each that is lost. A member that does not answer has until its TTL.
@@ -199,7 +216,7 @@ class ResourceEngine:
         if claim.pool.clean(claim.ticket):
             claim.info, claim.token = None, secrets.token_hex(16)
         entry = claim.enter()
-        self._turn()
+        self._turns.due(claim.pool)
         try:
             await self._settle([entry], RESET_S)
             return entry.future.result()
@@ -216,7 +233,7 @@ class ResourceEngine:
 
     # Claims.
 
-    def _pool(self, request: Request) -> Pool:
+    def _ask(self, request: Request) -> Ask:
         if self._closed:
             raise ResourceError("resource engine: is closed")
         wanted = request.pool_or_spec
@@ -230,7 +247,7 @@ class ResourceEngine:
                 f"pool {pool.spec.name}: is not shared, as scope global needs: a member has one holder",
                 hints=('use scope="rollout"', "or set spec.scope of the pool to Global"),
             )
-        return pool
+        return Ask(pool, request.key, request.share, check_image(pool, request.image))
 
     def _pool_of(self, spec: ResourceSpec, shared: bool) -> Pool:
         identity = spec.identity()
@@ -242,15 +259,15 @@ class ResourceEngine:
         self.add_pool(PoolSpec(name=name, resource=resource, max=SPEC_POOL_MAX, shared=shared))
         return self._pools[name]
 
-    def _enter(self, pool: Pool, key: str, owner: str, attempt: int) -> Entry:
-        claim = self._claims.find(owner, key, pool)
+    def _enter(self, ask: Ask, owner: str, attempt: int) -> Entry:
+        claim = self._claims.find(owner, ask)
         if claim is not None and claim.attempt < attempt:
             self._end(claim, LeaseLost(f"owner {owner}: attempt {attempt} has begun"))
-            self._turn()  # its member goes to its reset even if there is no room for the new attempt
             claim = None
         if claim is None:
-            claim = self._claims.open(pool, key, owner, attempt)
-        claim.check(pool, attempt)
+            claim = self._claims.open(ask, owner, attempt, _now(), self._turns.number)
+            self._turns.due(ask.pool)
+        claim.check(ask, attempt)
         entry = claim.enter()
         self._renewal(claim)  # what is held already is asked whether it lives before it is given out again
         return entry
@@ -284,32 +301,59 @@ class ResourceEngine:
         for entry in entries:
             if entry.leave():
                 self._end(entry.claim, LeaseLost(f"lease {entry.claim.lease_id}: nobody waits for it"))
-                self._turn()
 
     def _end(self, claim: Claim, error: ResourceError, *, dirty: bool = False) -> None:
+        now = _now()
         self._claims.end(claim)
         self._holdings.drop(claim.lease_id)
-        claim.pool.withdraw(claim.ticket, _now(), dirty=dirty)
+        claim.pool.withdraw(claim.ticket, now, dirty=dirty)
         claim.fail(error)
+        if claim.held_since is not None and claim.live:
+            reason = Reason.DIRTY if dirty else ""
+            self._tell(EventKind.LEASE_RELEASED, claim, seconds=now - claim.held_since, reason=reason)
+        self._turns.due(claim.pool)
 
-    def _lose(self, claim: Claim | None, reason: str) -> None:
+    def _lose(self, claim: Claim | None, why: str) -> None:
         if claim is None:
             return
-        logger.warning("lease %s of %s: lost: %s", claim.lease_id, claim.owner, reason)
-        self._claims.lose(claim, reason, _now())
+        now = _now()
+        self._claims.lose(claim, why, now)
         claim.fail(claim.lost_error())
+        gone = self._members.is_lost(claim.member_id)
+        self._tell(
+            EventKind.LEASE_LOST,
+            claim,
+            reason=LeaseEnd.MEMBER_LOST if gone else LeaseEnd.NO_HEARTBEAT,
+            detail=why,
+            seconds=None if claim.held_since is None else now - claim.held_since,
+        )
+
+    def _tell(self, kind: EventKind, claim: Claim, **fields: Any) -> None:
+        event = Event(
+            kind,
+            claim.pool.spec.name,
+            member=claim.member_id,
+            lease=claim.lease_id,
+            owner=claim.owner,
+            share=claim.ask.share,
+            **fields,
+        )
+        self._events.emit(event)
+
+    def _tell_failed(self, asks: Iterable[Ask], owner: str, error: BaseException, seconds: float) -> None:
+        for ask in {id(ask.pool): ask for ask in asks}.values():
+            event = Event(
+                EventKind.ACQUIRE_FAILED,
+                ask.pool.spec.name,
+                owner=owner,
+                share=ask.share,
+                reason=type(error).__name__,
+                detail=str(error),
+                seconds=seconds,
+            )
+            self._events.emit(event)
 
     # Actions.
-
-    def _turn(self) -> None:
-        now = _now()
-        for pool in list(self._pools.values()):
-            for action in pool.decide(now):
-                self._carry_out(pool, action)
-        if self._timer is not None:
-            self._timer.cancel()
-        wakes = [wake for pool in self._pools.values() if (wake := pool.wake_at(now)) is not None]
-        self._timer = asyncio.get_running_loop().call_at(min(wakes), self._turn) if wakes else None
 
     def _carry_out(self, pool: Pool, action: Action) -> None:
         match action:
@@ -324,7 +368,7 @@ class ResourceEngine:
             case Grant(ticket, member):
                 claim = self._claims.of_ticket(pool, ticket)
                 if claim is not None:
-                    claim.member_id = member
+                    claim.member_id, claim.warm = member, self._turns.number - claim.asked_in <= 1
                     self._members.call(member, self._hand_over(claim, member))
             case Lost(ticket, reason):
                 self._lose(self._claims.of_ticket(pool, ticket), reason)
@@ -334,31 +378,38 @@ class ResourceEngine:
                     self._end(claim, start_failed(pool, reason))
 
     async def _hand_over(self, claim: Claim, member_id: str) -> None:
-        began, ttl = _now(), claim.pool.spec.lease_ttl_s
+        began = _now()
         token = claim.token
         try:
             await self._members.lease(member_id, claim.owner, claim.attempt, token)
         except Exception as error:
-            logger.warning("member %s: took no lease: %s", member_id, describe(error))
-            claim.pool.lost(member_id, f"it took no lease: {describe(error)}", _now())
+            self._members.lost(member_id, f"it took no lease: {describe(error)}")
         else:
             if claim.pool.leased(claim.ticket, began):
-                member = self._members.member(member_id)
-                claim.incarnation = member.incarnation
-                claim.info = LeaseInfo(
-                    lease_id=claim.lease_id,
-                    pool=claim.pool.spec.name,
-                    owner=claim.owner,
-                    key=claim.key,
-                    member_id=member.id,
-                    incarnation=member.incarnation,
-                    kind=member.spec.kind,
-                    address=member.address,
-                    token=token,
-                    ttl_s=ttl,
-                )
-                claim.serve()
-        self._turn()
+                self._granted(claim, self._members.member(member_id), token)
+        self._turns.due(claim.pool)
+
+    def _granted(self, claim: Claim, member: Member, token: str) -> None:
+        claim.incarnation = member.incarnation
+        claim.info = LeaseInfo(
+            lease_id=claim.lease_id,
+            pool=claim.pool.spec.name,
+            owner=claim.owner,
+            key=claim.ask.key,
+            share=claim.ask.share,
+            image=claim.ask.image,
+            member_id=member.id,
+            incarnation=member.incarnation,
+            kind=member.spec.kind,
+            address=member.address,
+            token=token,
+            ttl_s=claim.pool.spec.lease_ttl_s,
+        )
+        claim.serve()
+        if claim.held_since is None:  # else its member was reset for the same holder
+            claim.held_since = _now()
+            waited = claim.held_since - claim.opened
+            self._tell(EventKind.LEASE_GRANTED, claim, seconds=waited, warm=claim.warm)
 
     def _renewal(self, claim: Claim) -> "asyncio.Task[None] | None":
         if claim.info is not None and claim.live:
@@ -372,14 +423,16 @@ class ResourceEngine:
             await self._members.lease(member_id, claim.owner, claim.attempt, token)
         except LeaseLost as error:
             if token == claim.token:  # else its reset has begun, which finds out what the member is
-                claim.pool.lost(member_id, describe(error), _now())
+                self._members.lost(member_id, describe(error))
         except Exception as error:
             logger.warning("member %s: heartbeat failed: %s", member_id, describe(error))
             if not (await self._members.vitals(member_id)).alive:
-                claim.pool.lost(member_id, f"it is gone: {describe(error)}", _now())
+                self._members.lost(member_id, f"it is gone: {describe(error)}")
         else:
             claim.pool.renewed(claim.ticket, began)
-        self._turn()  # where the lease is lost, this tells those who wait; the others are served
+        self._turns.now(
+            claim.pool
+        )  # where the lease is lost, this tells those who wait; the others are served
         claim.serve()
 
 

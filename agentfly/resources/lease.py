@@ -41,6 +41,8 @@ class LeaseInfo(BaseModel):
     pool: str
     owner: str
     key: str
+    share: str = ""
+    image: str | None = None
     member_id: str
     incarnation: int
     kind: str
@@ -74,11 +76,17 @@ class PoolStatus(BaseModel):
 
 @dataclass(frozen=True)
 class Request:
-    """One of several resources that are acquired together."""
+    """One of several resources that are acquired together.
+
+    ``share`` is on whose account it waits in the queue, "" that of the holder's job. ``image`` may be named
+    where the pool has ``per_image``; None is the pool's own.
+    """
 
     pool_or_spec: str | ResourceSpec
     key: str = "default"
     scope: Scope = "rollout"
+    share: str = ""
+    image: str | None = None
 
 
 class Resources(Protocol):
@@ -91,10 +99,12 @@ class Resources(Protocol):
         *,
         key: str = "default",
         scope: Scope = "rollout",
+        share: str = "",
+        image: str | None = None,
         attempt: int = 0,
         deadline: float = 600.0,
     ) -> "Lease":
-        """The owner's live lease under this key, or a new one within ``deadline`` seconds.
+        """The owner's live lease under this key, or a new one within ``deadline`` seconds; see ``Request``.
 
         Raises:
             Timeout, Saturated, StartFailed, LeaseLost, SpecMismatch, PoolNotFound, Infra.

@@ -7,6 +7,7 @@ Guarantees:
    cancels a start or reset of it and waits until that has ended. A start that ends well all the same is
    stopped.
 4. A stop that fails is tried again until it succeeds; until then the member counts.
+5. Each start, reset, loss and end of a member is an event, with its seconds.
 
 Not here: which member is started, reset or stopped, and why (``pool``); who holds it (``engine``).
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from agentfly.resources.actions import Reason
 from agentfly.resources.errors import StartFailed
+from agentfly.resources.events import Event, EventKind
 from agentfly.resources.pool import Pool
 from agentfly.resources.runners.base import Member, Runner, Vitals
 
@@ -38,7 +40,9 @@ class _Slot:
     id: str
     pool: Pool
     runner: Runner
+    began: float
     member: Member | None = None
+    lost: bool = False
     work: "asyncio.Task[None] | None" = None  # its start or its reset
     calls: "set[asyncio.Task[None]]" = field(default_factory=set)
 
@@ -50,10 +54,11 @@ class _Slot:
 
 
 class Members:
-    """All members of one engine. ``turn`` is called after every piece of news."""
+    """All members of one engine. ``due`` is called after every piece of news of a pool."""
 
-    def __init__(self, turn: Callable[[], None]) -> None:
-        self._turn = turn
+    def __init__(self, due: Callable[[Pool], None], emit: Callable[[Event], None]) -> None:
+        self._due = due
+        self._emit = emit
         self._slots: dict[str, _Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -63,7 +68,7 @@ class Members:
 
     def start(self, pool: Pool, runner: Runner, member_id: str) -> None:
         """Begin the start of a new member."""
-        slot = self._slots[member_id] = _Slot(member_id, pool, runner)
+        slot = self._slots[member_id] = _Slot(member_id, pool, runner, _now())
         slot.work = self._spawn(self._start(slot), f"start {member_id}")
 
     def reset(self, member_id: str) -> None:
@@ -78,6 +83,17 @@ class Members:
     def probe(self, member_id: str) -> None:
         """Ask a member whether it lives."""
         self.call(member_id, self._probe(self._slots[member_id]))
+
+    def lost(self, member_id: str, why: str) -> None:
+        """The member is gone, or is not what it should be."""
+        slot = self._slots[member_id]
+        if slot.pool.lost(member_id, why, _now()):
+            self._lost(slot, why)
+
+    def is_lost(self, member_id: str) -> bool:
+        """True of a member that was lost and still has to be stopped."""
+        slot = self._slots.get(member_id)
+        return slot is not None and slot.lost
 
     def call(self, member_id: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run a short exchange with a member, for which its reset and its stop wait."""
@@ -124,34 +140,37 @@ class Members:
         return task
 
     async def _start(self, slot: _Slot) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(START_S):
                 slot.member = await slot.runner.start(slot.pool.spec.resource, slot.id)
         except Exception as error:
             reason = error.reason if isinstance(error, StartFailed) else describe(error)
-            logger.warning("member %s: start failed: %s", slot.id, reason)
-            if slot.pool.start_failed(slot.id, reason, loop.time()):
+            if slot.pool.start_failed(slot.id, reason, _now()):
                 del self._slots[slot.id]
+                self._tell(EventKind.START_FAILED, slot, detail=reason, seconds=_now() - slot.began)
         else:
-            slot.pool.started(slot.id, loop.time())  # if it is being stopped, that waits for this to end
-        self._turn()
+            if slot.pool.started(slot.id, _now()):  # else it is being stopped, and that waits for this to end
+                self._tell(EventKind.MEMBER_STARTED, slot, seconds=_now() - slot.began)
+        self._due(slot.pool)
 
     async def _reset(self, slot: _Slot) -> None:
         await self._quiet(slot)
-        member = None
+        began, member, found = _now(), None, "it is not pristine, and no fresh one could be started"
         try:
             async with asyncio.timeout(RESET_S):
                 member = await slot.runner.reset(slot.started())
         except Exception as error:
-            logger.warning("member %s: reset failed: %s", slot.id, describe(error))
+            found = describe(error)
+        seconds = _now() - began
         if member is not None:
             slot.member = member
-        slot.pool.reset_done(slot.id, member is not None, asyncio.get_running_loop().time())
-        self._turn()
+            self._tell(EventKind.MEMBER_RESET, slot, seconds=seconds)
+        else:
+            self._tell(EventKind.RESET_FAILED, slot, detail=found, seconds=seconds)
+        slot.pool.reset_done(slot.id, member is not None, _now())
+        self._due(slot.pool)
 
     async def _stop(self, slot: _Slot, reason: Reason) -> None:
-        logger.info("member %s: stopping: %s", slot.id, reason)
         while slot.work is not None and not slot.work.done():
             slot.work.cancel()
             await asyncio.wait({slot.work}, timeout=STOP_S)
@@ -168,12 +187,30 @@ class Members:
             pause = min(2 * pause, longest)
         del self._slots[slot.id]
         slot.pool.stopped(slot.id)
-        self._turn()
+        self._tell(EventKind.MEMBER_STOPPED, slot, reason=reason, seconds=_now() - slot.began)
+        self._due(slot.pool)
 
     async def _probe(self, slot: _Slot) -> None:
         vitals = await self.vitals(slot.id)
-        slot.pool.probed(slot.id, vitals.alive, asyncio.get_running_loop().time())
-        self._turn()
+        if slot.pool.probed(slot.id, vitals.alive, _now()) and not vitals.alive:
+            self._lost(slot, "the probe found it gone")
+        self._due(slot.pool)
+
+    def _lost(self, slot: _Slot, why: str) -> None:
+        slot.lost = True
+        self._tell(EventKind.MEMBER_LOST, slot, detail=why)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        slot: _Slot,
+        *,
+        reason: str = "",
+        detail: str = "",
+        seconds: float | None = None,
+    ) -> None:
+        pool = slot.pool.spec.name
+        self._emit(Event(kind, pool, member=slot.id, reason=reason, detail=detail, seconds=seconds))
 
     async def _quiet(self, slot: _Slot) -> None:
         while slot.calls:
@@ -183,3 +220,7 @@ class Members:
 def describe(error: BaseException) -> str:
     """The text of an error, or its type where it has none (a deadline)."""
     return str(error) or type(error).__name__
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

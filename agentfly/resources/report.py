@@ -7,21 +7,39 @@ Guarantees:
 from collections.abc import Sequence
 
 from agentfly.resources.actions import State
-from agentfly.resources.claims import Claim
+from agentfly.resources.claims import Ask, Claim
 from agentfly.resources.errors import ResourceError, StartFailed, Timeout
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.pool import Pool
+from agentfly.resources.spec import ContainerSpec
 
 
-def check_room(asked: Sequence[tuple[Pool, str]]) -> None:
+def check_room(asks: Sequence[Ask]) -> None:
     """Refuse a call that no pool could ever serve whole."""
-    for pool in {id(pool): pool for pool, _ in asked}.values():
-        keys = {key for other, key in asked if other is pool}
-        if len(keys) > pool.max and not pool.shared:
+    for pool in {id(ask.pool): ask.pool for ask in asks}.values():
+        wanted = len({(ask.key, ask.image) for ask in asks if ask.pool is pool})
+        if wanted > pool.max and not pool.shared:
             raise ResourceError(
-                f"pool {pool.spec.name}: {len(keys)} members were asked for together, max is {pool.max}",
-                hints=(f"raise max to {len(keys)}, or acquire fewer together",),
+                f"pool {pool.spec.name}: {wanted} members were asked for together, max is {pool.max}",
+                hints=(f"raise max to {wanted}, or acquire fewer together",),
             )
+
+
+def check_image(pool: Pool, image: str | None) -> str | None:
+    """The image that an acquire from this pool gets; None if all its members are the same.
+
+    Raises:
+        ResourceError: one was asked for that the pool cannot give.
+    """
+    resource = pool.spec.resource
+    if pool.spec.per_image and isinstance(resource, ContainerSpec):
+        return resource.image if image is None else image
+    if image is None:
+        return None
+    raise ResourceError(
+        f"pool {pool.spec.name}: image {image} was asked for, but the pool alone says what its members are",
+        hints=("leave the image out", "or set per_image of the pool, if it has containers"),
+    )
 
 
 def start_failed(pool: Pool, reason: str) -> StartFailed:

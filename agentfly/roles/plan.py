@@ -19,7 +19,7 @@ from typing import Literal
 
 from agentfly.api import ModelRef, ResourcePool, RolloutJob, TrainingRun
 from agentfly.api.base import NAME_MAX
-from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS, ENV_RUN_DIR, TrainerConfig
+from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS, ENV_JOB, ENV_RUN_DIR, TrainerConfig
 from agentfly.roles.worker import RolloutWorkerConfig
 
 Environment = Literal["trainer", "inference"]
@@ -107,7 +107,7 @@ def trainer_role(run: TrainingRun, places: Places, attempt: int, inference_urls:
         name="trainer",
         environment="trainer",
         arguments=("-m", "agentfly.training.main", "--config", str(path)),
-        variables=_data_plane(places, inference_urls),
+        variables=_data_plane(run.metadata.name, places, inference_urls),
         files={path: config.model_dump_json(indent=2) + "\n"},
     )
 
@@ -173,13 +173,14 @@ def rollout_role(job: RolloutJob, places: Places, inference_urls: Sequence[str])
         name="rollout",
         environment="inference",
         arguments=("-m", "agentfly.worker", "--config", str(path)),
-        variables=_data_plane(places, inference_urls),
+        variables=_data_plane(job.metadata.name, places, inference_urls),
         files={path: config.model_dump_json(indent=2, by_alias=True) + "\n"},
     )
 
 
-def _data_plane(places: Places, inference_urls: Sequence[str]) -> dict[str, str]:
+def _data_plane(job: str, places: Places, inference_urls: Sequence[str]) -> dict[str, str]:
     return {
+        ENV_JOB: job,
         ENV_BROKER: places.broker,
         ENV_INFERENCE_URLS: ",".join(inference_urls),
         ENV_RUN_DIR: str(places.run_dir),

@@ -20,6 +20,7 @@ EXIT_INVALID: Final = 87  # what is wrong would be wrong again: another attempt 
 ENV_BROKER: Final = "AGENTFLY_BROKER"  # unix:///path of the broker that hands out sandboxes
 ENV_INFERENCE_URLS: Final = "AGENTFLY_INFERENCE_URLS"  # http://host:port of every vLLM server, by comma
 ENV_CONFIG: Final = "AGENTFLY_TRAINER_CONFIG"  # path of the file, for code of ours that verl instantiates
+ENV_JOB: Final = "AGENTFLY_JOB"  # name of the run or job: its share in every queue
 ENV_RUN_DIR: Final = "AGENTFLY_RUN_DIR"  # metrics, trajectories, control files; same path in every process
 
 

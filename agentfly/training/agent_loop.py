@@ -26,7 +26,7 @@ from agentfly.models.sticky import StickyModels
 from agentfly.refs import load
 from agentfly.resources.lease import Resources
 from agentfly.roles.servers import inference_urls
-from agentfly.roles.trainer import ENV_BROKER, TrainerConfig, current_config
+from agentfly.roles.trainer import ENV_BROKER, ENV_JOB, TrainerConfig, current_config
 from agentfly.rollout import Chain, rollout_one
 from agentfly.rollout.trajectory import Trajectory
 from agentfly.training.outcomes import record
@@ -70,7 +70,7 @@ def _worker() -> _Worker:
             call=config.call_timeout_s, turn=config.turn_timeout_s, rollout=config.rollout_timeout_s
         ),
         models=tuple(VLLMModel(url) for url in inference_urls()),
-        resources=BrokerClient(os.environ[ENV_BROKER]),
+        resources=BrokerClient(os.environ[ENV_BROKER], share=os.environ.get(ENV_JOB, "")),
         slots=asyncio.Semaphore(config.concurrency),
         trajectories=_append_to(config.trajectories_dir, config.attempt),
         outcomes=_append_to(config.outcomes_dir, config.attempt),

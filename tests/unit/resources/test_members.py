@@ -8,6 +8,7 @@ import pytest
 from agentfly.resources.actions import Reason, State
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import StartFailed, Timeout
+from agentfly.resources.events import Event
 from agentfly.resources.members import CALL_S, RESET_S, START_S, STOP_S, Members, describe
 from agentfly.resources.pool import Pool
 from agentfly.resources.runners.base import Member, Vitals
@@ -28,9 +29,11 @@ class Rig:
         self.runner = runner
         self.pool = Pool(PoolSpec(name="p", resource=ContainerSpec(), **fields))
         self.turns = 0
-        self.members = Members(self.turned)
+        self.events: list[Event] = []
+        self.members = Members(self.turned, self.events.append)
 
-    def turned(self) -> None:
+    def turned(self, pool: Pool) -> None:
+        assert pool is self.pool
         self.turns += 1
 
     def begin(self) -> str:
@@ -293,6 +296,7 @@ async def test_start_that_ignores_its_cancellation_never_lets_the_pool_exceed_ma
     async with ResourceEngine([runner], [PoolSpec(name="p", resource=ContainerSpec())]) as engine:
         with pytest.raises(Timeout):
             await engine.acquire("p", "a", deadline=1)
+        await asyncio.sleep(0)  # otherwise the start would be kept for the next waiter
         await engine.acquire("p", "b", deadline=60)
         assert now() == pytest.approx(1 + 3 + 5, abs=0.1)
         assert runner.peak == 1

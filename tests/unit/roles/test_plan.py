@@ -84,6 +84,7 @@ def test_the_trainer_gets_its_config_as_a_file_and_the_data_plane_by_variables()
     assert role.arguments == ("-m", "agentfly.training.main", "--config", str(path))
     assert TrainerConfig.model_validate_json(text) == trainer_config(run(), PLACES, 2)
     assert dict(role.variables) == {
+        "AGENTFLY_JOB": "r",
         "AGENTFLY_BROKER": "unix:///run/broker",
         "AGENTFLY_INFERENCE_URLS": "http://a,http://b",
         "AGENTFLY_RUN_DIR": "/runs/r",

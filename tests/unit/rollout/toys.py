@@ -234,11 +234,13 @@ class FakeResources:
         *,
         key: str = "default",
         scope: Scope = "rollout",
+        share: str = "",
+        image: str | None = None,
         attempt: int = 0,
         deadline: float = 600.0,
     ) -> Lease:
         pool = pool_or_spec if isinstance(pool_or_spec, str) else pool_or_spec.kind
-        self.log.append(("acquire", f"{pool} {key} {scope}"))
+        self.log.append(("acquire", " ".join(filter(None, (pool, key, scope, share, image)))))
         if self.gate is not None:
             await self.gate.wait()
         await asyncio.sleep(0)
@@ -258,7 +260,9 @@ class FakeResources:
     ) -> list[Lease]:
         self.log.append(("acquire_many", " ".join(str(request.pool_or_spec) for request in requests)))
         return [
-            await self.acquire(r.pool_or_spec, owner, key=r.key, scope=r.scope, attempt=attempt)
+            await self.acquire(
+                r.pool_or_spec, owner, key=r.key, scope=r.scope, share=r.share, image=r.image, attempt=attempt
+            )
             for r in requests
         ]
 

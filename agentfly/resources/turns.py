@@ -1,0 +1,73 @@
+"""When the pools of an engine decide: after news of them, and when they asked to be woken.
+
+Guarantees:
+1. A pool decides once in each turn of the event loop in which there was news of it, however much there was;
+   a pool of which there was none is not asked.
+2. It decides again at the time that it named, unless it did before.
+3. News that one event loop left undecided is decided in the next loop that is used.
+
+Not here: what is decided (``pool``), and what is done about it (``engine``).
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from agentfly.resources.actions import Action
+from agentfly.resources.pool import Pool
+
+
+class Turns:
+    """The turns of one engine's pools. ``carry_out`` is given each action, in order."""
+
+    def __init__(self, carry_out: Callable[[Pool, Action], None]) -> None:
+        self.number = 0  # of the turns that there were
+        self._carry_out = carry_out
+        self._due: dict[str, Pool] = {}
+        self._scheduled: asyncio.AbstractEventLoop | None = None
+        self._timers: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle]] = {}
+
+    def due(self, pool: Pool) -> None:
+        """There is news of the pool: it decides before this turn of the loop is over."""
+        loop = asyncio.get_running_loop()
+        self._due[pool.spec.name] = pool
+        if self._scheduled is not loop:
+            self._scheduled = loop
+            loop.call_soon(self._run)
+
+    def now(self, pool: Pool) -> None:
+        """Let the pool decide at once, for a caller who needs to know what follows."""
+        self._due.pop(pool.spec.name, None)
+        self._decide(pool)
+
+    def cancel(self) -> None:
+        """Wake nobody any more."""
+        for _, timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _run(self) -> None:
+        self._scheduled = None
+        self.number += 1
+        due, self._due = self._due, {}
+        for pool in due.values():
+            self._decide(pool)
+
+    def _decide(self, pool: Pool) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for action in pool.decide(now):
+            self._carry_out(pool, action)
+        if (wake := pool.wake_at(now)) is not None:
+            self._wake(pool, wake, loop)
+
+    def _wake(self, pool: Pool, when: float, loop: asyncio.AbstractEventLoop) -> None:
+        name = pool.spec.name
+        if (known := self._timers.get(name)) is not None:
+            if known[0] is loop and known[1].when() <= when:
+                return  # woken too early it decides nothing, which costs less than a new timer at every turn
+            known[1].cancel()
+        self._timers[name] = (loop, loop.call_at(when, self._woken, pool))
+
+    def _woken(self, pool: Pool) -> None:
+        self._timers.pop(pool.spec.name, None)
+        self.now(pool)
