@@ -54,7 +54,6 @@ async def test_started_member_answers(runner: BubblewrapRunner) -> None:
         (ContainerSpec(workdir="/proc/x"), "workdir: /proc/x"),
         (ContainerSpec(workdir="/tmp/x"), "workdir: /tmp/x"),
         (ContainerSpec(workdir="/.agentfly"), "workdir: /.agentfly"),
-        (ContainerSpec(memory_mb=1), "m-1"),
         (ContainerSpec(env={"A": "x" * 70_000}), "m-1"),
         (ModelServiceSpec(model="m", max_model_len=1), "kind: model-service"),
     ],
@@ -226,7 +225,7 @@ async def test_deep_and_closed_trees_are_deleted(spare: BubblewrapRunner, run_di
 
 @pytest.mark.skipif(not LIMITED, reason="no control group can be written here")
 async def test_limits_of_the_spec_are_the_kernels(runner: BubblewrapRunner) -> None:
-    async with box(runner, ContainerSpec(cpu=0.5, memory_mb=128, pids=32)) as made:
+    async with box(runner, ContainerSpec(cpu=0.5, memory_mb=128, disk_mb=32, pids=32)) as made:
         group = made.member.handle.group  # type: ignore[attr-defined]
         values = {
             (path / file).name: (path / file).read_text().strip()
@@ -234,7 +233,7 @@ async def test_limits_of_the_spec_are_the_kernels(runner: BubblewrapRunner) -> N
             for file in ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max")
             if (path / file).exists()
         }
-        assert str(128 << 20) in values.values()
+        assert str((128 + 32) << 20) in values.values()
         assert values["pids.max"] == str(32 + 20)
         assert {"50000", "50000 100000"} & set(values.values())
         result = await made.client.exec("i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done")

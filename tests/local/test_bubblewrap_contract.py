@@ -10,7 +10,7 @@ from agentfly.resources.spec import ContainerSpec
 from tests.local.machine import descendants, groups
 from tests.unit.resources.runner_contract import RunnerContract
 
-SHARED = {"etc", "dev", "trash", "sandboxes.lock"}
+SHARED = {"etc", "dev", "disk", "trash", "sandboxes.lock"}
 
 
 class TestBubblewrap(RunnerContract):

@@ -11,11 +11,12 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NOBODY = "65534"
+SUITES = ("bubblewrap", "bubblewrap_hostile", "sandboxd", "attacks")
 # The parts that depend on who runs them; the rest is the same code inside the sandbox.
 CHOSEN = (
     "check_leaves or started_member or cancelled_start or unclean_reset or side_by_side or image_folder "
     "or network or next_tenant or fork_bomb or memory_hog or forbidden or visible or reached or capability "
-    "or flood or expired or residue or trace"
+    "or flood or expired or residue or trace or attacks"
 )
 
 
@@ -38,7 +39,7 @@ def test_sandboxes_work_for_an_ordinary_user(sandboxd: Path, run_dir: Path) -> N
     home.mkdir()
     os.chown(home, int(NOBODY), int(NOBODY))
     home.parent.chmod(0o711)
-    files = [str(HERE / f"test_{name}.py") for name in ("bubblewrap", "bubblewrap_hostile", "sandboxd")]
+    files = [str(HERE / f"test_{name}.py") for name in SUITES]
     ended = subprocess.run(
         [
             *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", _python(), "-m", "pytest"),

@@ -7,8 +7,8 @@ Guarantees:
    begun only after the old one is gone; either has the next incarnation.
 3. ``stop`` may be called at any time and twice; afterwards nothing of the member is left.
 4. A sandbox lives no longer than this process; what a killed process leaves on disk, ``sweep`` removes.
-5. Processor, memory and number of processes are bounded by control groups where these can be written;
-   ``notes`` says what is bounded less well elsewhere.
+5. Processor, memory and number of processes are bounded by control groups where these can be written, what is
+   written to the root file system by its size; ``notes`` says what is bounded less well elsewhere.
 6. It works for root and for an ordinary user.
 
 Not here: the command line (``sandbox_root``), processes (``sandbox_process``), files (``owner_dir``).
@@ -29,7 +29,7 @@ from typing import Any
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
-from agentfly.resources.runners import bubblewrap_check, host_root, seccomp
+from agentfly.resources.runners import bubblewrap_check, host_root, kernel_quotas, seccomp
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Group, Limits
 from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
@@ -84,6 +84,7 @@ class BubblewrapRunner:
         self._run_dir = run_dir.absolute()
         self._cgroups = Cgroups.find()
         self._filter = seccomp.program()
+        self._bounded = host_root.memory_has_attributes()
         self._owner: OwnerDir | None = None
         self._works = False
 
@@ -100,10 +101,13 @@ class BubblewrapRunner:
         try:
             (probe / "etc").mkdir()  # the daemon needs nothing of it, and the real one takes 0.1 s
             host_root.build_devices(probe / "dev")
-            root = Root(ContainerSpec(), probe, self._sandboxd)
+            root = Root(ContainerSpec(), probe, self._sandboxd, self._bounded)
             root.prepare(Home(probe))
-            argv = [str(self._bwrap), *root.arguments(Home(probe)), "--", DAEMON, "--version"]
-            problem = bubblewrap_check.probe(argv, self._bwrap, self._run_dir)
+            with contextlib.ExitStack() as stack:
+                ceilings = _ceilings(stack)
+                argv = [str(self._bwrap), *root.arguments(Home(probe), ceilings), "--", DAEMON, "--version"]
+                inherited = list(ceilings.values())
+                problem = bubblewrap_check.probe(argv, inherited, self._bwrap, self._run_dir)
         finally:
             delete([str(probe)])  # an overlay leaves a folder that its owner cannot read
         self._works = problem is None
@@ -115,6 +119,8 @@ class BubblewrapRunner:
             f"{name} of a sandbox: no control group can be written; {_FALLBACKS[name]}"
             for name in self._cgroups.missing
         ]
+        if not self._bounded:
+            notes.append("disk of a sandbox: not bounded; Linux 6.6 or later can keep its writes in memory")
         if self._filter is None:
             notes.append("system calls: no filter is known for this processor, so keyrings are not shut")
         return tuple(notes)
@@ -195,7 +201,7 @@ class BubblewrapRunner:
 
     async def _start(self, spec: ContainerSpec, member_id: str, incarnation: int) -> Member:
         owner = self._own()
-        root = Root(spec, owner.path, self._sandboxd)
+        root = Root(spec, owner.path, self._sandboxd, self._bounded)
         root.check()
         token = secrets.token_urlsafe(32)
         config = _config(root, token, incarnation, self._cgroups.missing)
@@ -231,12 +237,16 @@ class BubblewrapRunner:
     async def _launch(self, sandbox: Sandbox, root: Root, config: bytes, token: str) -> None:
         home = sandbox.home
         root.prepare(home)
-        self._cgroups.create(sandbox.group, Limits(root.spec.cpu, root.spec.memory_mb, root.spec.pids))
+        # Files of the root are memory: a full disk leaves as much for processes as an empty one.
+        memory_mb = root.spec.memory_mb + (root.disk_mb if root.bounded else 0)
+        self._cgroups.create(sandbox.group, Limits(root.spec.cpu, memory_mb, root.spec.pids))
         with contextlib.ExitStack() as stack:
             command, descriptors = self._command(stack, sandbox, root)
             sandbox.process = spawn(command, descriptors, home.log)
         async with asyncio.timeout(START_S):
-            sandbox.group.add(await sandbox.process.daemon_pid())
+            daemon = await sandbox.process.daemon_pid()
+            sandbox.group.add(daemon)
+            kernel_quotas.bound(daemon, root.spec.pids + DAEMON_TASKS)
             sandbox.process.configure(config)
             sandbox.process.release()
             async with SandboxAdmin(f"unix://{home.socket}", token) as admin:
@@ -256,7 +266,9 @@ class BubblewrapRunner:
         if self._filter is not None:
             descriptors.append(stack.enter_context(_memory_file(self._filter)))
             filters = ["--seccomp", str(descriptors[-1])]
-        arguments = [str(self._bwrap), *root.arguments(sandbox.home), *filters]
+        ceilings = _ceilings(stack)
+        descriptors += ceilings.values()
+        arguments = [str(self._bwrap), *root.arguments(sandbox.home, ceilings), *filters]
 
         def command(status: int, gate: int) -> list[str]:
             return [*arguments, "--json-status-fd", str(status), "--block-fd", str(gate), "--", *daemon]
@@ -334,9 +346,17 @@ def _listen(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
+def _ceilings(stack: contextlib.ExitStack) -> dict[str, int]:
+    """Descriptors from which bubblewrap reads what a sandbox's user namespace may have at most."""
+    return {
+        file: stack.enter_context(_memory_file(str(value).encode()))
+        for file, value in kernel_quotas.ceilings()
+    }
+
+
 @contextlib.contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    fd = os.memfd_create("filter")
+    fd = os.memfd_create("agentfly")
     try:
         os.write(fd, content)
         os.lseek(fd, 0, os.SEEK_SET)

@@ -57,11 +57,32 @@ def version_problem(bwrap: Path) -> str | None:
     return None
 
 
-def probe(argv: Sequence[str], bwrap: Path, run_dir: Path, sysctls: Path = Path("/proc/sys")) -> str | None:
-    """Run one sandbox to its end. None if that worked, else the reason with its remedy."""
+def probe(
+    argv: Sequence[str],
+    inherited: Sequence[int],
+    bwrap: Path,
+    run_dir: Path,
+    sysctls: Path = Path("/proc/sys"),
+) -> str | None:
+    """Run one sandbox to its end. None if that worked, else the reason with its remedy.
+
+    Args:
+        argv: the command line.
+        inherited: descriptors that it names.
+        bwrap: the binary, for the remedy.
+        run_dir: the folder of sandboxes, for the remedy.
+        sysctls: the kernel's settings.
+    """
     try:
         ended = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, env={}, cwd="/", check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_S,
+            env={},
+            cwd="/",
+            pass_fds=inherited,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap: {error}"

@@ -89,6 +89,18 @@ def _copy(entry: Path, target: Path) -> None:
         target.chmod(mode & 0o755)
 
 
+def memory_has_attributes() -> bool:
+    """Whether files in memory can have the attributes that an overlay writes (Linux 6.6 and later)."""
+    file = os.memfd_create("attributes")
+    try:
+        os.setxattr(file, "user.overlay", b"")
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
 def links(root: Path = Path("/")) -> Iterator[tuple[str, str | None]]:
     """The folders beside /usr: (name, what it links to), or (name, None) for a real one."""
     for name in FOLDERS:

@@ -84,7 +84,7 @@ class OwnerDir:
         """Await the deletions, remove what this owner made, give up the lock. It must have no members."""
         if self._deletion is not None and not self._deletion.done():
             await asyncio.wait([self._deletion])
-        ours = [str(self.path / name) for name in ("trash", "etc", "dev")]
+        ours = [str(self.path / name) for name in ("trash", "etc", "dev", "disk")]
         await asyncio.to_thread(delete, ours)
         (self.path / LOCK).unlink(missing_ok=True)
         os.close(self._lock)

@@ -1,14 +1,15 @@
 """The command line that makes a sandbox: namespaces, root file system, devices, all of it for bubblewrap.
 
 Guarantees:
-1. Writes go to an overlay's upper folder on disk, or to a scratch folder of bounded size; nothing else of
-   this machine can be written, not even the mode of a device.
+1. Writes go to an overlay's upper folder or to a scratch folder, each in memory and of bounded size; nothing
+   else of this machine can be written, not even the mode of a device. Where the kernel cannot have an upper
+   in memory it is a folder on disk, and its size is not bounded.
 2. The result has no environment, no capability, no way to a further user namespace, and no network unless
    the spec asks for it.
 3. Paths that would hide or be hidden by a part of the sandbox are refused by name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -40,14 +41,6 @@ class Home:
     path: Path
 
     @property
-    def upper(self) -> Path:
-        return self.path / "upper"
-
-    @property
-    def work(self) -> Path:
-        return self.path / "work"
-
-    @property
     def socket(self) -> Path:
         return self.path / "s"
 
@@ -64,11 +57,13 @@ class Root:
         spec: what to build.
         base: the folder with the ``etc`` and ``dev`` that ``host_root`` made.
         sandboxd: the daemon's binary.
+        bounded: whether overlays may write to memory: see ``host_root.memory_has_attributes``.
     """
 
     spec: ContainerSpec
     base: Path
     sandboxd: Path
+    bounded: bool
 
     def check(self) -> None:
         """Refuse what cannot be built.
@@ -125,15 +120,34 @@ class Root:
         path = Path("/" if self.spec.image == HOST else self.spec.image) / folder.lstrip("/")
         return path.is_dir() and any(path.iterdir())
 
-    def prepare(self, home: Home) -> None:
-        """Make the folders that the overlays write to."""
-        for _, name, _ in self.overlays():
-            (home.upper / name).mkdir(parents=True, exist_ok=True)
-            (home.work / name).mkdir(parents=True, exist_ok=True)
+    @property
+    def disk_mb(self) -> int:
+        """What may be written to the root file system, in MiB."""
+        return self.spec.memory_mb if self.spec.disk_mb is None else self.spec.disk_mb
 
-    def arguments(self, home: Home) -> list[str]:
-        """bubblewrap's arguments up to the command."""
-        return [*self._namespaces(), *self._files(home), *self._seals()]
+    def prepare(self, home: Home) -> None:
+        """Make the folders that the overlays write to, or those that stand for them on this machine."""
+        disk = self._disk(home)
+        for part in self._parts():
+            (disk / part).mkdir(parents=True, exist_ok=True)
+
+    def arguments(self, home: Home, ceilings: Mapping[str, int]) -> list[str]:
+        """bubblewrap's arguments up to the command.
+
+        Args:
+            home: the member's files.
+            ceilings: settings of the sandbox's user namespace, as file below /proc/sys: a descriptor from
+                which bubblewrap reads the value.
+        """
+        return [*self._namespaces(), *self._files(home), *self._seals(ceilings)]
+
+    def _disk(self, home: Home) -> Path:
+        """The folder with upper and work. In memory it is each sandbox's own, though all name it alike."""
+        return self.base.resolve() / "disk" if self.bounded else home.path
+
+    def _parts(self) -> list[str]:
+        names = [name for _, name, _ in self.overlays()]
+        return [str(PurePosixPath(part, name)) for name in names for part in ("upper", "work")]
 
     def _namespaces(self) -> list[str]:
         network = ["--share-net"] if self.spec.network else []
@@ -145,9 +159,17 @@ class Root:
         ]
 
     def _files(self, home: Home) -> Iterator[str]:
+        disk = self._disk(home)
+        if self.bounded:
+            # bubblewrap mounts below /newroot and looks for its sources below /oldroot: through the parent
+            # of both, what it mounts here is found there, in this sandbox and nowhere else.
+            here = f"/../oldroot{disk}"
+            yield from ("--size", str(self.disk_mb << 20), "--tmpfs", here)
+            for part in self._parts():
+                yield from ("--dir", f"{here}/{part}")
         for lower, name, place in self.overlays():
             yield from ("--overlay-src", lower)
-            yield from ("--overlay", str(home.upper / name), str(home.work / name), place)
+            yield from ("--overlay", str(disk / "upper" / name), str(disk / "work" / name), place)
         if self.spec.image == HOST:
             for name, link in host_root.links():
                 if link is not None:
@@ -158,11 +180,13 @@ class Root:
             size = str(scratch.size_mb << 20)
             yield from ("--perms", scratch.mode, "--size", size, "--tmpfs", scratch.path)
         yield from ("--mqueue", "/dev/mqueue")
-        yield from ("--ro-bind", str(self.sandboxd), DAEMON, "--ro-bind", str(home.upper), UPPER)
+        yield from ("--ro-bind", str(self.sandboxd), DAEMON, "--ro-bind", str(disk / "upper"), UPPER)
         if self.spec.network:
             yield from ("--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
 
-    def _seals(self) -> Iterator[str]:
+    def _seals(self, ceilings: Mapping[str, int]) -> Iterator[str]:
+        for file, value in ceilings.items():
+            yield from ("--file", str(value), f"/proc/sys/{file}")
         for device in sorted((self.base / "dev").iterdir()):
             yield from ("--dev-bind", str(device), f"/dev/{device.name}")
         for name in HIDDEN:

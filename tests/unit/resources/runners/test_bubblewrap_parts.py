@@ -24,9 +24,9 @@ def base(tmp_path: Path) -> Path:
 
 
 def command(base: Path, **fields: object) -> list[str]:
-    root = Root(ContainerSpec(**fields), base, Path("/opt/sandboxd"))  # type: ignore[arg-type]
+    root = Root(ContainerSpec(**fields), base, Path("/opt/sandboxd"), bounded=True)  # type: ignore[arg-type]
     root.check()
-    return root.arguments(Home(base / "1"))
+    return root.arguments(Home(base / "1"), {"user/max_inotify_instances": 7})
 
 
 def after(argv: list[str], *words: str) -> bool:
@@ -68,7 +68,7 @@ def test_read_only_comes_after_everything_that_is_put_there(base: Path) -> None:
 
 def test_scratch_is_bounded_below_the_memory_of_the_spec(base: Path) -> None:
     for memory in (64, 256, 4096):
-        root = Root(ContainerSpec(memory_mb=memory), base, Path("/x"))
+        root = Root(ContainerSpec(memory_mb=memory), base, Path("/x"), bounded=True)
         assert sum(scratch.size_mb for scratch in root.scratch()) < memory
         assert [scratch.path for scratch in root.scratch()][-1] == "/workspace"
 
@@ -79,11 +79,33 @@ def test_image_folder_is_overlaid_whole(base: Path) -> None:
     (image / "app/main.py").touch()
     argv = command(base, image=str(image), workdir="/app")
     assert after(
-        argv, "--overlay-src", str(image), "--overlay", str(base / "1/upper"), str(base / "1/work"), "/"
+        argv, "--overlay-src", str(image), "--overlay", str(base / "disk/upper"), str(base / "disk/work"), "/"
     )
     assert not after(argv, "--tmpfs", "/app")
     assert not after(argv, "--remount-ro", "/")
     assert after(command(base, image=str(image), workdir="/other"), "--tmpfs", "/other")
+
+
+def test_root_is_written_to_memory_of_the_size_that_the_spec_gives(base: Path) -> None:
+    argv = command(base, memory_mb=64, disk_mb=3)
+    assert after(argv, "--size", str(3 << 20), "--tmpfs", f"/../oldroot{base}/disk")
+    assert after(argv, "--overlay", str(base / "disk/upper/usr"), str(base / "disk/work/usr"), "/usr")
+    assert after(command(base, memory_mb=64), "--size", str(64 << 20), "--tmpfs", f"/../oldroot{base}/disk")
+
+
+def test_root_is_written_to_the_members_folder_where_memory_cannot_hold_it(base: Path) -> None:
+    root = Root(ContainerSpec(), base, Path("/opt/sandboxd"), bounded=False)
+    root.prepare(Home(base / "1"))
+    argv = root.arguments(Home(base / "1"), {})
+    assert after(argv, "--overlay", str(base / "1/upper/usr"), str(base / "1/work/usr"), "/usr")
+    assert (base / "1/upper/usr").is_dir()
+
+
+def test_ceilings_are_set_before_proc_is_closed(base: Path) -> None:
+    argv = command(base)
+    file = "/proc/sys/user/max_inotify_instances"
+    assert after(argv, "--file", "7", file)
+    assert argv.index("--proc") < argv.index(file) < argv.index("--remount-ro")
 
 
 @pytest.mark.parametrize("workdir", ["/", "/proc", "/proc/1", "/dev/x", "/tmp/x", "/run/a/b", "/.agentfly/x"])

@@ -1,0 +1,194 @@
+"""One tenant against its neighbours and the machine: all that a user of the kernel has only so much of."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentfly.resources.runners import kernel_quotas
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.spec import ContainerSpec
+from agentfly.sandbox import SandboxError
+from tests.local.boxes import Box, box
+
+LIMITED = pytest.mark.skipif(bool(Cgroups.find().missing), reason="no control group can be written here")
+SMALL = ContainerSpec(memory_mb=128, disk_mb=16)
+
+
+@pytest.fixture
+async def neighbour(runner: BubblewrapRunner) -> AsyncIterator[Box]:
+    async with box(runner) as made:
+        yield made
+
+
+def files(folder: Path) -> list[Path]:
+    """All below a folder of this machine."""
+    return list(folder.rglob("*"))
+
+
+def mounts() -> str:
+    """The mounts of this machine."""
+    return Path("/proc/self/mountinfo").read_text()
+
+
+# The disk.
+
+FILL = "head -c 200000000 /dev/zero > /etc/full"
+
+
+async def test_root_takes_what_the_spec_says_and_nothing_of_this_machines_disk(
+    runner: BubblewrapRunner, run_dir: Path
+) -> None:
+    async with box(runner, SMALL) as made:
+        filled = await made.client.exec(FILL, timeout=30)
+        assert "No space left on device" in filled.stderr
+        assert not filled.oom
+        assert int(await made.sh("stat -c %s /etc/full")) >> 20 in (15, 16)
+        assert sum(path.lstat().st_size for path in files(run_dir)) < 16 << 20
+        with pytest.raises(SandboxError, match="no space left"):
+            await made.client.write_file("/etc/more", bytes(1 << 20))
+        await made.sh("rm /etc/full; echo room > /etc/again")
+
+
+@LIMITED
+async def test_full_root_takes_no_memory_from_processes(runner: BubblewrapRunner) -> None:
+    async with box(runner, SMALL) as made:
+        await made.client.exec(FILL, timeout=30)
+        await made.sh("python3 -c 'bytearray(100 << 20)'", timeout=30)
+
+
+async def test_next_tenant_has_the_whole_disk_again(runner: BubblewrapRunner) -> None:
+    async with box(runner, SMALL) as made:
+        await made.client.exec(FILL, timeout=30)
+        await made.next_lease()
+        await made.sh("head -c 10000000 /dev/zero > /etc/mine")
+
+
+async def test_disk_is_in_no_file_system_that_outlives_the_sandbox(
+    runner: BubblewrapRunner, run_dir: Path
+) -> None:
+    async with box(runner, SMALL) as made:
+        await made.sh("echo x > /etc/mine; mkdir /etc/folder")
+        assert not [path for path in files(run_dir) if path.name in ("mine", "folder")]
+        assert str(run_dir) not in mounts()
+
+
+async def test_without_attributes_in_memory_the_root_is_written_to_disk_and_notes_say_so(
+    run_dir: Path, sandboxd: Path
+) -> None:
+    old = BubblewrapRunner(run_dir.with_name("old"), sandboxd)
+    assert not [note for note in old.notes() if note.startswith("disk")]
+    old._bounded = False
+    assert [note for note in old.notes() if note.startswith("disk of a sandbox: not bounded")]
+    assert old.check() is None
+    async with box(old, SMALL) as made:
+        await made.sh("head -c 20000000 /dev/zero > /etc/large; rm -r /etc/ssl; mkdir /etc/ssl")
+        await made.next_lease()
+        assert (await made.client.exec("cat /etc/large")).exit_code == 1
+    await old.close()
+
+
+@LIMITED
+async def test_a_million_files_are_the_tenants_own_trouble(runner: BubblewrapRunner, neighbour: Box) -> None:
+    many = "import os\nos.mkdir('/tmp/d')\nfor n in range(1_000_000): os.mknod(f'/tmp/d/{n}')"
+    async with box(runner, SMALL) as made:
+        try:
+            ended = await made.client.exec(["python3", "-c", many], timeout=60)
+            assert ended.exit_code != 0
+        except SandboxError:
+            pass
+        assert await neighbour.sh("touch /tmp/x; echo alive") == "alive\n"
+        await made.next_lease()
+        assert await made.sh("ls -A /tmp; echo alive") == "alive\n"
+
+
+# What the kernel counts for a user of the machine.
+
+HOLD = """
+import ctypes, os, signal, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+held = 0
+def instances(most):
+    return len([fd for fd in (libc.inotify_init() for _ in range(most)) if fd >= 0])
+def watches(most):
+    fds, files = [libc.inotify_init() for _ in range(4)], []
+    for folder, _, names in os.walk("/usr/lib"):
+        files += [os.path.join(folder, name).encode() for name in names]
+    added = set()  # many names are of one file
+    for fd in fds:
+        for file in files:
+            if len(added) < most: added.add((fd, libc.inotify_add_watch(fd, file, 2)))
+    return len([watch for _, watch in added if watch >= 0])
+def signals(most):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+    return sum(libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0 for _ in range(most))
+def queues(most):
+    made = 0
+    for number in range(most):
+        try: os.close(os.open(f"/dev/mqueue/{os.getpid()}-{number}", os.O_CREAT | os.O_RDWR)); made += 1
+        except OSError: break
+    return made
+def files(most):
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    made = []
+    try:
+        for _ in range(most): made.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError: pass
+    return len(made)
+print(globals()[sys.argv[1]](int(sys.argv[2])), flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+WHOLE = {"instances": 100_000, "watches": 1_000_000, "signals": 1_000_000, "queues": 100, "files": 1_000_000}
+"""More than there is of each."""
+
+
+def share(kind: str) -> int:
+    """What one sandbox may have of it."""
+    ceilings, limits = dict(kernel_quotas.ceilings()), list(kernel_quotas.limits(64 + 20).values())
+    return {
+        "instances": ceilings["user/max_inotify_instances"],
+        "watches": ceilings["user/max_inotify_watches"],
+        "signals": limits[0],
+        "queues": limits[1] // 80_000,  # a queue of ten messages of 8 KiB
+        "files": limits[2],
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+async def test_tenant_that_takes_all_leaves_its_neighbours_theirs(
+    runner: BubblewrapRunner, neighbour: Box, kind: str
+) -> None:
+    async with box(runner) as made:
+        await made.client.write_file("/workspace/hold.py", HOLD.encode())
+        await neighbour.client.write_file("/workspace/hold.py", HOLD.encode())
+        await made.sh(
+            f"setsid python3 hold.py {kind} {WHOLE[kind]} 600 > taken 2>&1 & "
+            "until test -s taken; do sleep 0.05; done",
+            timeout=60,
+        )
+        taken = int(await made.sh("cat taken"))
+        assert 1 <= taken <= share(kind)
+        again = await made.sh(f"python3 hold.py {kind} 100 0")
+        if kind in ("instances", "queues"):
+            assert int(again) + taken <= share(kind)  # of the sandbox, not of each process
+        assert await neighbour.sh(f"python3 hold.py {kind} 1 0") == "1\n"
+
+
+def test_shares_are_an_eighth_of_what_the_machine_gives(tmp_path: Path) -> None:
+    settings = {"fs/inotify/max_user_instances": 128, "user/max_inotify_instances": 9, "fs/file-max": 80_000}
+    for file, value in settings.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(f"{value}\n")
+    assert dict(kernel_quotas.ceilings(tmp_path)) == {"user/max_inotify_instances": 16}
+    assert list(kernel_quotas.limits(5, tmp_path).values())[2] == 2000
+    assert list(kernel_quotas.limits(50, tmp_path).values())[2] == 1024
+
+
+async def test_machine_out_of_memory_ends_sandboxes_first(runner: BubblewrapRunner) -> None:
+    async with box(runner) as made:
+        assert (await made.sh("cat /proc/1/oom_score_adj /proc/self/oom_score_adj")).split() == ["1000"] * 2
+        for process in ("1", "self"):
+            assert (await made.client.exec(f"echo 0 > /proc/{process}/oom_score_adj")).exit_code != 0
