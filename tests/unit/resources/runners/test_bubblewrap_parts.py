@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners import bubblewrap_check, host_root, owner_dir, seccomp
+from agentfly.resources.runners.guard import guarded
 from agentfly.resources.runners.sandbox_root import Home, Root
 from agentfly.resources.spec import ContainerSpec
 
@@ -306,3 +307,12 @@ def test_bubblewrap_without_overlays_is_refused(tmp_path: Path, version: str, us
     problem = bubblewrap_check.version_problem(bwrap)
     assert (problem is None) is usable
     assert "does not run" in (bubblewrap_check.version_problem(tmp_path / "none") or "")
+
+
+def test_guards_and_sandboxes_use_the_same_bubblewrap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "bwrap"
+    other.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert guarded(["true"])[0] == str(bubblewrap_check.find_bubblewrap()) != str(other)
