@@ -12,13 +12,14 @@ Guarantees:
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
 from agentfly.broker import wire
+from agentfly.resources.demand import counted
 from agentfly.resources.errors import Infra
 from agentfly.resources.lease import Holdings, Lease, LeaseInfo, PoolStatus, Request, Scope
 from agentfly.resources.spec import ResourceSpec
@@ -109,6 +110,10 @@ class BrokerClient:
         """Renew leases; False for each that is lost."""
         answer = await self._post(wire.HEARTBEAT, wire.HeartbeatBody(lease_ids=list(lease_ids)))
         return {str(lease_id): bool(alive) for lease_id, alive in answer.items()}
+
+    async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:
+        """Say what the owner will need of a pool; see ``Resources.demand``."""
+        await self._post(wire.DEMAND, wire.DemandBody(pool=pool, wanted=counted(pool, wanted), owner=owner))
 
     async def reset(self, lease_id: str) -> LeaseInfo:
         """The lease with a pristine member: its own, reset, or else another."""

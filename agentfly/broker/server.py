@@ -92,6 +92,7 @@ def make_app(engine: ResourceEngine) -> web.Application:
     app.router.add_post(wire.RELEASE, routes.release)
     app.router.add_post(wire.RELEASE_OWNER, routes.release_owner)
     app.router.add_post(wire.HEARTBEAT, routes.heartbeat)
+    app.router.add_post(wire.DEMAND, routes.demand)
     app.router.add_post(wire.RESET, routes.reset)
     app.router.add_get(wire.STATUS, routes.status)
     return app
@@ -129,6 +130,11 @@ class _Routes:
     async def heartbeat(self, request: web.Request) -> web.Response:
         body = await _read(request, wire.HeartbeatBody)
         return _answer(await self._engine.heartbeat(body.lease_ids))
+
+    async def demand(self, request: web.Request) -> web.Response:
+        body = await _read(request, wire.DemandBody)
+        await self._engine.demand(body.pool, body.wanted, body.owner)
+        return _answer({})
 
     async def reset(self, request: web.Request) -> web.Response:
         body = await _read(request, wire.ResetBody)

@@ -27,6 +27,7 @@ ACQUIRE_MANY = "/v1/acquire_many"
 RELEASE = "/v1/release"
 RELEASE_OWNER = "/v1/release_owner"
 HEARTBEAT = "/v1/heartbeat"
+DEMAND = "/v1/demand"
 RESET = "/v1/reset"
 STATUS = "/v1/status"
 
@@ -120,6 +121,14 @@ class HeartbeatBody(Body):
     """All leases of one client."""
 
     lease_ids: list[str]
+
+
+class DemandBody(Body):
+    """How many members of each image of a pool an owner will need, soonest first."""
+
+    pool: str
+    wanted: dict[str, int]
+    owner: str
 
 
 class ResetBody(Body):

@@ -23,23 +23,23 @@ DEFAULT_KEY = "default"
 LOST_MEMORY_S = 3600.0  # longer than a rollout: after this, nobody comes back for a lost lease
 
 
-_Name = tuple[str, str, str, str | None]
+_Name = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What is asked for: a member of a pool, under a key, on the account of a share.
 
-    ``image`` is None where all members of the pool have the same.
+    ``image`` is "" for the pool's own.
     """
 
     pool: Pool
     key: str = DEFAULT_KEY
     share: str = ""
-    image: str | None = None
+    image: str = ""
 
     def __str__(self) -> str:
-        image = "" if self.image is None else f", image {self.image}"
+        image = f", image {self.image}" if self.image else ""
         return f"pool {self.pool.spec.name} (spec {self.pool.spec.resource.identity()}{image})"
 
 
@@ -170,8 +170,9 @@ class Claims:
 
         Raises:
             Saturated: the pool admits no more waiters.
+            ResourceError: it has no such image.
         """
-        ticket = ask.pool.ask()
+        ticket = ask.pool.ask(ask.share, ask.image)
         lease_id, token = secrets.token_hex(8), secrets.token_hex(16)
         claim = Claim(ask, ticket, owner, attempt, lease_id, token, now, turn)
         self._names[_name(owner, ask)] = claim
@@ -194,8 +195,6 @@ class Claims:
 
 
 def _name(owner: str, ask: Ask) -> _Name:
-    return (
-        (owner, ask.key, ask.pool.spec.name, ask.image)
-        if ask.key == DEFAULT_KEY
-        else (owner, ask.key, "", None)
-    )
+    if ask.key == DEFAULT_KEY:
+        return owner, ask.key, ask.pool.spec.name, ask.image
+    return owner, ask.key, "", ""

@@ -12,27 +12,39 @@ Guarantees:
 5. A lease whose TTL passes without a heartbeat is lost, and its member is reset before anybody else has it.
 6. ``close`` stops every member in bounded time, and raises ``Infra`` with those that did not stop.
 7. An engine belongs to no event loop: while nothing is in progress, it may be used from another one.
-8. Every grant, release, loss and failed acquire is an event, with its seconds; see ``events``.
 
-Not here: who is served and when (``pool``, ``turns``), tasks of members (``members``), handles (``lease``).
+Not here: who is served and when (``pool``, ``turns``), what is done about it (``members``, ``leasing``),
+handles (``lease``).
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from agentfly.resources.actions import Action, Grant, Lost, Probe, Reason, Reject, Reset, Start, Stop
-from agentfly.resources.claims import DEFAULT_KEY, Ask, Claim, Claims, Entry
+from agentfly.resources.actions import (
+    Action,
+    Grant,
+    Lost,
+    Probe,
+    Quarantine,
+    Reject,
+    Reset,
+    Start,
+    Stop,
+)
+from agentfly.resources.claims import DEFAULT_KEY, Ask, Entry
+from agentfly.resources.demand import Demands, counted
 from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError
-from agentfly.resources.events import Event, EventKind, Events, LeaseEnd, Observer
+from agentfly.resources.events import Events, Observer
 from agentfly.resources.lease import BEATS_PER_TTL, Holdings, Lease, LeaseInfo, PoolStatus, Request, Scope
-from agentfly.resources.members import RESET_S, Members, describe
+from agentfly.resources.leasing import Leasing
+from agentfly.resources.members import RESET_S, Members
 from agentfly.resources.pool import Pool
-from agentfly.resources.report import check_image, check_room, late, pool_status, start_failed
-from agentfly.resources.runners.base import Member, Runner
+from agentfly.resources.report import check_room, image_of, late, pool_status
+from agentfly.resources.runners.base import Runner
 from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
 from agentfly.resources.turns import Turns
 
@@ -50,11 +62,14 @@ class ResourceEngine:
     ) -> None:
         self._runners = {runner.name: runner for runner in runners}
         self._pools: dict[str, Pool] = {}
-        self._claims = Claims()
         self._events = Events()
         self._turns = Turns(self._carry_out)
         self._members = Members(self._turns.due, self._events.emit)
         self._holdings = Holdings(self)
+        self._leasing = Leasing(self._members, self._turns, self._events.emit, self._holdings.drop)
+        self._claims = self._leasing.claims
+        self._demands = Demands()
+        self._demands_end: asyncio.TimerHandle | None = None
         self._closed = False
         if observer is not None:
             self.observe(observer)
@@ -102,6 +117,20 @@ class ResourceEngine:
             return  # its first members are started when the engine is entered
         self._turns.due(self._pools[pool.name])
 
+    def resize_pool(self, pool: PoolSpec) -> None:
+        """Go on with a pool under other bounds; its members stay, down to its new ``max``.
+
+        Raises:
+            PoolNotFound: there is no pool of this name.
+            ResourceError: it has other members, or another scope.
+        """
+        known = self._named(pool.name)
+        try:
+            known.resize(pool)
+        except ValueError as error:
+            raise ResourceError(f"pool {pool.name}: {error}") from error
+        self._turns.due(known)
+
     async def close(self) -> None:
         """Stop every member and fail every waiter. May be called again.
 
@@ -112,7 +141,7 @@ class ResourceEngine:
         for pool in self._pools.values():
             pool.close()
         for claim in self._claims:
-            self._end(claim, ResourceError(f"pool {claim.pool.spec.name}: the engine was closed"))
+            self._leasing.end(claim, ResourceError(f"pool {claim.pool.spec.name}: the engine was closed"))
         for pool in self._pools.values():
             self._turns.now(pool)
         closing = asyncio.ensure_future(self._close())
@@ -130,6 +159,8 @@ class ResourceEngine:
         await self._holdings.close()
         left = await self._members.close(CLOSE_S)
         self._turns.cancel()
+        if self._demands_end is not None:
+            self._demands_end.cancel()
         if left:
             raise Infra(f"members {', '.join(left)}: not stopped in {CLOSE_S:g} s")
 
@@ -175,7 +206,7 @@ class ResourceEngine:
             return [entry.future.result() for entry in entries]
         except (ResourceError, asyncio.CancelledError) as error:
             missing = [entry.claim.ask for entry in entries if not entry.served]
-            self._tell_failed(asks[len(entries) :][:1] or missing, owner, error, _now() - began)
+            self._leasing.failed(asks[len(entries) :][:1] or missing, owner, error, _now() - began)
             raise
         finally:
             self._leave(entries)
@@ -184,13 +215,35 @@ class ResourceEngine:
         """End the lease; a ``dirty`` member is not used again. Unknown leases are ignored."""
         claim = self._claims.of_lease(lease_id)
         if claim is not None:
-            self._end(claim, LeaseLost(f"lease {lease_id}: was released"), dirty=dirty)
+            self._leasing.end(claim, LeaseLost(f"lease {lease_id}: was released"), dirty=dirty)
+
+    async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:
+        """Say what the owner will need of a pool; see ``Resources.demand``."""
+        known = self._named(pool)
+        counts = {image_of(known, image): count for image, count in counted(pool, wanted).items()}
+        self._demands.say(pool, owner, counts, _now())
+        self._demanded([pool])
+
+    def _demanded(self, pools: Iterable[str]) -> None:
+        for pool in [self._pools[name] for name in pools]:
+            pool.demand(self._demands.total(pool.spec.name))
+            self._turns.due(pool)
+        if self._demands_end is not None:
+            self._demands_end.cancel()
+        end = self._demands.next_end()
+        loop = asyncio.get_running_loop()
+        self._demands_end = None if end is None else loop.call_at(end, self._end_demands)
+
+    def _end_demands(self) -> None:
+        self._demanded(self._demands.expire(_now()))
 
     async def release_owner(self, owner: str, *, attempt: int | None = None) -> None:
         """End all that the owner holds or waits for; with ``attempt``, only up to that attempt."""
         for claim in self._claims:
             if claim.owner == owner and (attempt is None or claim.attempt <= attempt):
-                self._end(claim, LeaseLost(f"owner {owner}: released all that it waited for"))
+                self._leasing.end(claim, LeaseLost(f"owner {owner}: released all that it waited for"))
+        if attempt is None:
+            self._demanded(self._demands.forget(owner))
 
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         """Renew leases; False for each that is lost. A member that does not answer has until its TTL.
@@ -198,7 +251,7 @@ class ResourceEngine:
         Answers within a third of the shortest TTL asked for, so that no slow member delays the others' next.
         """
         claims = {lease_id: self._claims.of_lease(lease_id) for lease_id in lease_ids}
-        renewals = {task for claim in claims.values() if claim and (task := self._renewal(claim))}
+        renewals = {task for claim in claims.values() if claim and (task := self._leasing.renewal(claim))}
         if renewals:
             shortest = min(claim.pool.spec.lease_ttl_s for claim in claims.values() if claim)
             await asyncio.wait(renewals, timeout=shortest / BEATS_PER_TTL)  # the rest goes on by itself
@@ -238,16 +291,19 @@ class ResourceEngine:
             raise ResourceError("resource engine: is closed")
         wanted = request.pool_or_spec
         shared = request.scope == "global"
-        pool = self._pools.get(wanted) if isinstance(wanted, str) else self._pool_of(wanted, shared)
-        if pool is None:
-            known = ", ".join(sorted(self._pools)) or "none"
-            raise PoolNotFound(f"pool {wanted}: does not exist", hints=(f"pools that do: {known}",))
+        pool = self._named(wanted) if isinstance(wanted, str) else self._pool_of(wanted, shared)
         if shared and not pool.shared:
             raise ResourceError(
                 f"pool {pool.spec.name}: is not shared, as scope global needs: a member has one holder",
                 hints=('use scope="rollout"', "or set spec.scope of the pool to Global"),
             )
-        return Ask(pool, request.key, request.share, check_image(pool, request.image))
+        return Ask(pool, request.key, request.share, image_of(pool, request.image))
+
+    def _named(self, name: str) -> Pool:
+        if (pool := self._pools.get(name)) is None:
+            known = ", ".join(sorted(self._pools)) or "none"
+            raise PoolNotFound(f"pool {name}: does not exist", hints=(f"pools that do: {known}",))
+        return pool
 
     def _pool_of(self, spec: ResourceSpec, shared: bool) -> Pool:
         identity = spec.identity()
@@ -262,14 +318,14 @@ class ResourceEngine:
     def _enter(self, ask: Ask, owner: str, attempt: int) -> Entry:
         claim = self._claims.find(owner, ask)
         if claim is not None and claim.attempt < attempt:
-            self._end(claim, LeaseLost(f"owner {owner}: attempt {attempt} has begun"))
+            self._leasing.end(claim, LeaseLost(f"owner {owner}: attempt {attempt} has begun"))
             claim = None
         if claim is None:
             claim = self._claims.open(ask, owner, attempt, _now(), self._turns.number)
             self._turns.due(ask.pool)
         claim.check(ask, attempt)
         entry = claim.enter()
-        self._renewal(claim)  # what is held already is asked whether it lives before it is given out again
+        self._leasing.renewal(claim)  # what is held already: does it live, before it is given out again
         return entry
 
     async def _settle(self, entries: Sequence[Entry], deadline: float) -> None:
@@ -292,7 +348,7 @@ class ResourceEngine:
                 due = loop.time() + beat
                 for entry in entries:
                     if entry.future.done():
-                        self._renewal(
+                        self._leasing.renewal(
                             entry.claim
                         )  # what came early must not expire while the rest is waited for
 
@@ -300,140 +356,30 @@ class ResourceEngine:
         # Synchronous, on purpose: nothing can interrupt the way out.
         for entry in entries:
             if entry.leave():
-                self._end(entry.claim, LeaseLost(f"lease {entry.claim.lease_id}: nobody waits for it"))
-
-    def _end(self, claim: Claim, error: ResourceError, *, dirty: bool = False) -> None:
-        now = _now()
-        self._claims.end(claim)
-        self._holdings.drop(claim.lease_id)
-        claim.pool.withdraw(claim.ticket, now, dirty=dirty)
-        claim.fail(error)
-        if claim.held_since is not None and claim.live:
-            reason = Reason.DIRTY if dirty else ""
-            self._tell(EventKind.LEASE_RELEASED, claim, seconds=now - claim.held_since, reason=reason)
-        self._turns.due(claim.pool)
-
-    def _lose(self, claim: Claim | None, why: str) -> None:
-        if claim is None:
-            return
-        now = _now()
-        self._claims.lose(claim, why, now)
-        claim.fail(claim.lost_error())
-        gone = self._members.is_lost(claim.member_id)
-        self._tell(
-            EventKind.LEASE_LOST,
-            claim,
-            reason=LeaseEnd.MEMBER_LOST if gone else LeaseEnd.NO_HEARTBEAT,
-            detail=why,
-            seconds=None if claim.held_since is None else now - claim.held_since,
-        )
-
-    def _tell(self, kind: EventKind, claim: Claim, **fields: Any) -> None:
-        event = Event(
-            kind,
-            claim.pool.spec.name,
-            member=claim.member_id,
-            lease=claim.lease_id,
-            owner=claim.owner,
-            share=claim.ask.share,
-            **fields,
-        )
-        self._events.emit(event)
-
-    def _tell_failed(self, asks: Iterable[Ask], owner: str, error: BaseException, seconds: float) -> None:
-        for ask in {id(ask.pool): ask for ask in asks}.values():
-            event = Event(
-                EventKind.ACQUIRE_FAILED,
-                ask.pool.spec.name,
-                owner=owner,
-                share=ask.share,
-                reason=type(error).__name__,
-                detail=str(error),
-                seconds=seconds,
-            )
-            self._events.emit(event)
+                self._leasing.end(
+                    entry.claim, LeaseLost(f"lease {entry.claim.lease_id}: nobody waits for it")
+                )
 
     # Actions.
 
     def _carry_out(self, pool: Pool, action: Action) -> None:
         match action:
-            case Start(member):
-                self._members.start(pool, self._runners[pool.spec.resource.runner], member)
+            case Start(member, image):
+                self._members.start(pool, self._runners[pool.spec.resource.runner], member, image)
             case Reset(member):
                 self._members.reset(member)
             case Stop(member, reason):
                 self._members.stop(member, reason)
+            case Quarantine(member, reason):
+                self._members.quarantine(member, reason)
             case Probe(member):
                 self._members.probe(member)
             case Grant(ticket, member):
-                claim = self._claims.of_ticket(pool, ticket)
-                if claim is not None:
-                    claim.member_id, claim.warm = member, self._turns.number - claim.asked_in <= 1
-                    self._members.call(member, self._hand_over(claim, member))
+                self._leasing.grant(pool, ticket, member)
             case Lost(ticket, reason):
-                self._lose(self._claims.of_ticket(pool, ticket), reason)
+                self._leasing.lost(pool, ticket, reason)
             case Reject(ticket, reason):
-                claim = self._claims.of_ticket(pool, ticket)
-                if claim is not None:
-                    self._end(claim, start_failed(pool, reason))
-
-    async def _hand_over(self, claim: Claim, member_id: str) -> None:
-        began = _now()
-        token = claim.token
-        try:
-            await self._members.lease(member_id, claim.owner, claim.attempt, token)
-        except Exception as error:
-            self._members.lost(member_id, f"it took no lease: {describe(error)}")
-        else:
-            if claim.pool.leased(claim.ticket, began):
-                self._granted(claim, self._members.member(member_id), token)
-        self._turns.due(claim.pool)
-
-    def _granted(self, claim: Claim, member: Member, token: str) -> None:
-        claim.incarnation = member.incarnation
-        claim.info = LeaseInfo(
-            lease_id=claim.lease_id,
-            pool=claim.pool.spec.name,
-            owner=claim.owner,
-            key=claim.ask.key,
-            share=claim.ask.share,
-            image=claim.ask.image,
-            member_id=member.id,
-            incarnation=member.incarnation,
-            kind=member.spec.kind,
-            address=member.address,
-            token=token,
-            ttl_s=claim.pool.spec.lease_ttl_s,
-        )
-        claim.serve()
-        if claim.held_since is None:  # else its member was reset for the same holder
-            claim.held_since = _now()
-            waited = claim.held_since - claim.opened
-            self._tell(EventKind.LEASE_GRANTED, claim, seconds=waited, warm=claim.warm)
-
-    def _renewal(self, claim: Claim) -> "asyncio.Task[None] | None":
-        if claim.info is not None and claim.live:
-            return self._members.call(claim.member_id, self._renew(claim, claim.member_id, claim.token))
-        claim.pool.renewed(claim.ticket, _now())  # its member is on its way, or on its way back from a reset
-        return None
-
-    async def _renew(self, claim: Claim, member_id: str, token: str) -> None:
-        began = _now()
-        try:
-            await self._members.lease(member_id, claim.owner, claim.attempt, token)
-        except LeaseLost as error:
-            if token == claim.token:  # else its reset has begun, which finds out what the member is
-                self._members.lost(member_id, describe(error))
-        except Exception as error:
-            logger.warning("member %s: heartbeat failed: %s", member_id, describe(error))
-            if not (await self._members.vitals(member_id)).alive:
-                self._members.lost(member_id, f"it is gone: {describe(error)}")
-        else:
-            claim.pool.renewed(claim.ticket, began)
-        self._turns.now(
-            claim.pool
-        )  # where the lease is lost, this tells those who wait; the others are served
-        claim.serve()
+                self._leasing.reject(pool, ticket, reason)
 
 
 def _now() -> float:

@@ -13,7 +13,7 @@ Not here: who gets which member (``pool``), and the engine's own view of leases 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -21,6 +21,7 @@ from typing import Literal, Protocol, Self
 from pydantic import BaseModel, ConfigDict
 
 from agentfly.resources.errors import LeaseLost, ResourceError
+from agentfly.resources.instance import InstanceClient
 from agentfly.resources.spec import ResourceSpec
 from agentfly.sandbox import SandboxClient
 
@@ -33,7 +34,10 @@ Scope = Literal["rollout", "global"]
 
 
 class LeaseInfo(BaseModel):
-    """A lease as data, fit for the wire. ``token`` opens the member for this holder alone."""
+    """A lease as data, fit for the wire. ``token`` opens the member for this holder alone.
+
+    ``image`` is "" for the pool's own.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,7 +46,7 @@ class LeaseInfo(BaseModel):
     owner: str
     key: str
     share: str = ""
-    image: str | None = None
+    image: str = ""
     member_id: str
     incarnation: int
     kind: str
@@ -129,6 +133,19 @@ class Resources(Protocol):
         """Renew leases; False for each that is lost."""
         ...
 
+    async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:
+        """Say what the owner will need of a pool, soonest first, so that it is warm by then.
+
+        Args:
+            wanted: how many members of each image ("" is the pool's own), or the image of each acquire to
+                come. It replaces what the owner said before, and ends with ``release_owner`` or after
+                ``DEMAND_S`` without being said again.
+
+        Raises:
+            PoolNotFound, ResourceError.
+        """
+        ...
+
     async def reset(self, lease_id: str) -> LeaseInfo:
         """Make the holder's member pristine again, or replace it by one that is."""
         ...
@@ -147,6 +164,7 @@ class Lease:
         self._resources = resources
         self._holdings = holdings
         self._sandbox: SandboxClient | None = None
+        self._instance: InstanceClient | None = None
 
     @property
     def sandbox(self) -> "SandboxClient":
@@ -161,6 +179,14 @@ class Lease:
         return self._sandbox
 
     @property
+    def instance(self) -> "InstanceClient":
+        """The client of an in-process member's object; its connection is kept until the release."""
+        self._require("in-process")
+        if self._instance is None:
+            self._instance = InstanceClient(self.info.address, self.info.token)
+        return self._instance
+
+    @property
     def base_url(self) -> str:
         """The address of the model service."""
         self._require("model-service")
@@ -172,14 +198,14 @@ class Lease:
         After an error the lease is of no more use but to be released.
         """
         info = await self._resources.reset(self.info.lease_id)
-        await self._close_sandbox()
+        await self._close_clients()
         self.info = info
 
     async def release(self, *, dirty: bool = False) -> None:
         """Give the member back. Does not raise if the other side is gone: there the TTL ends the lease."""
         self._holdings.drop(self.info.lease_id)
         try:
-            await self._close_sandbox()
+            await self._close_clients()
         finally:
             try:
                 await self._resources.release(self.info.lease_id, dirty=dirty)
@@ -203,10 +229,12 @@ class Lease:
                 incarnation=self.info.incarnation,
             )
 
-    async def _close_sandbox(self) -> None:
-        client, self._sandbox = self._sandbox, None
-        if client is not None:
-            await client.close()
+    async def _close_clients(self) -> None:
+        clients = (self._sandbox, self._instance)
+        self._sandbox = self._instance = None
+        for client in clients:
+            if client is not None:
+                await client.close()
 
 
 class Holdings:

@@ -23,6 +23,7 @@ from agentfly.resources.errors import StartFailed
 from agentfly.resources.events import Event, EventKind
 from agentfly.resources.pool import Pool
 from agentfly.resources.runners.base import Member, Runner, Vitals
+from agentfly.resources.spec import ResourceSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class _Slot:
     id: str
     pool: Pool
     runner: Runner
+    spec: ResourceSpec
     began: float
     member: Member | None = None
     lost: bool = False
@@ -66,9 +68,12 @@ class Members:
         """The member of this id, which has started."""
         return self._slots[member_id].started()
 
-    def start(self, pool: Pool, runner: Runner, member_id: str) -> None:
-        """Begin the start of a new member."""
-        slot = self._slots[member_id] = _Slot(member_id, pool, runner, _now())
+    def start(self, pool: Pool, runner: Runner, member_id: str, image: str) -> None:
+        """Begin the start of a new member; ``image`` is "" for the pool's own."""
+        spec: ResourceSpec = pool.spec.resource
+        if image:
+            spec = spec.model_copy(update={"image": image})
+        slot = self._slots[member_id] = _Slot(member_id, pool, runner, spec, _now())
         slot.work = self._spawn(self._start(slot), f"start {member_id}")
 
     def reset(self, member_id: str) -> None:
@@ -79,6 +84,11 @@ class Members:
     def stop(self, member_id: str, reason: Reason) -> None:
         """Begin the end of a member, whatever is being done to it."""
         self._spawn(self._stop(self._slots[member_id], reason), f"stop {member_id}")
+
+    def quarantine(self, member_id: str, why: str) -> None:
+        """Leave a member as it is, for a look."""
+        slot = self._slots[member_id]
+        self._tell(EventKind.MEMBER_QUARANTINED, slot, reason=Reason.RESET_FAILED, detail=why)
 
     def probe(self, member_id: str) -> None:
         """Ask a member whether it lives."""
@@ -142,7 +152,7 @@ class Members:
     async def _start(self, slot: _Slot) -> None:
         try:
             async with asyncio.timeout(START_S):
-                slot.member = await slot.runner.start(slot.pool.spec.resource, slot.id)
+                slot.member = await slot.runner.start(slot.spec, slot.id)
         except Exception as error:
             reason = error.reason if isinstance(error, StartFailed) else describe(error)
             if slot.pool.start_failed(slot.id, reason, _now()):
@@ -155,7 +165,8 @@ class Members:
 
     async def _reset(self, slot: _Slot) -> None:
         await self._quiet(slot)
-        began, member, found = _now(), None, "it is not pristine, and no fresh one could be started"
+        began, member, memory_mb = _now(), None, None
+        found = "it is not pristine, and no fresh one could be started"
         try:
             async with asyncio.timeout(RESET_S):
                 member = await slot.runner.reset(slot.started())
@@ -165,9 +176,12 @@ class Members:
         if member is not None:
             slot.member = member
             self._tell(EventKind.MEMBER_RESET, slot, seconds=seconds)
+            if slot.pool.spec.max_memory_mb is not None:
+                memory_mb = (await self.vitals(slot.id)).memory_mb  # a dead one is found by its next holder
         else:
             self._tell(EventKind.RESET_FAILED, slot, detail=found, seconds=seconds)
-        slot.pool.reset_done(slot.id, member is not None, _now())
+        clean = member is not None
+        slot.pool.reset_done(slot.id, clean, _now(), why="" if clean else found, memory_mb=memory_mb)
         self._due(slot.pool)
 
     async def _stop(self, slot: _Slot, reason: Reason) -> None:
@@ -192,7 +206,8 @@ class Members:
 
     async def _probe(self, slot: _Slot) -> None:
         vitals = await self.vitals(slot.id)
-        if slot.pool.probed(slot.id, vitals.alive, _now()) and not vitals.alive:
+        known = slot.pool.probed(slot.id, vitals.alive, _now(), memory_mb=vitals.memory_mb)
+        if known and not vitals.alive:
             self._lost(slot, "the probe found it gone")
         self._due(slot.pool)
 

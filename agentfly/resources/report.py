@@ -25,21 +25,11 @@ def check_room(asks: Sequence[Ask]) -> None:
             )
 
 
-def check_image(pool: Pool, image: str | None) -> str | None:
-    """The image that an acquire from this pool gets; None if all its members are the same.
-
-    Raises:
-        ResourceError: one was asked for that the pool cannot give.
-    """
+def image_of(pool: Pool, image: str | None) -> str:
+    """The pool's word for an image: "" for its own, by whatever name."""
     resource = pool.spec.resource
-    if pool.spec.per_image and isinstance(resource, ContainerSpec):
-        return resource.image if image is None else image
-    if image is None:
-        return None
-    raise ResourceError(
-        f"pool {pool.spec.name}: image {image} was asked for, but the pool alone says what its members are",
-        hints=("leave the image out", "or set per_image of the pool, if it has containers"),
-    )
+    own = resource.image if isinstance(resource, ContainerSpec) else ""
+    return "" if image in (None, own) else str(image)
 
 
 def start_failed(pool: Pool, reason: str) -> StartFailed:

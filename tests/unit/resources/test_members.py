@@ -39,7 +39,7 @@ class Rig:
     def begin(self) -> str:
         self.pool.ask()
         (start,) = self.pool.decide(now())
-        self.members.start(self.pool, self.runner, start.member)
+        self.members.start(self.pool, self.runner, start.member, start.image)
         return start.member
 
     async def grown(self) -> str:

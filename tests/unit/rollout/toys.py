@@ -281,6 +281,9 @@ class FakeResources:
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         return {lease_id: lease_id in self.held for lease_id in lease_ids}
 
+    async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:
+        self.log.append(("demand", f"{pool} {list(wanted)} {owner}"))
+
     async def reset(self, lease_id: str) -> LeaseInfo:
         return self.held[lease_id]
 

@@ -1,0 +1,166 @@
+"""What becomes of a claim: its hand-over, renewals, loss and end, and what its owner is told of each.
+
+Guarantees:
+1. A lease is given to those who wait for it only when its member's daemon knows it.
+2. A member that takes no lease, or that a renewal finds gone, is reported to its pool and never given out.
+3. Each grant, release, loss and failed acquire is one event, with its seconds.
+
+Not here: when any of this happens (``engine``, ``pool``).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agentfly.resources.actions import Reason
+from agentfly.resources.claims import Ask, Claim, Claims
+from agentfly.resources.errors import LeaseLost, ResourceError
+from agentfly.resources.events import Event, EventKind, LeaseEnd
+from agentfly.resources.lease import LeaseInfo
+from agentfly.resources.members import Members, describe
+from agentfly.resources.pool import Pool
+from agentfly.resources.report import start_failed
+from agentfly.resources.runners.base import Member
+from agentfly.resources.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+
+class Leasing:
+    """The claims of one engine and their leases. ``drop`` ends the handle of a lease."""
+
+    def __init__(
+        self, members: Members, turns: Turns, emit: Callable[[Event], None], drop: Callable[[str], None]
+    ) -> None:
+        self.claims = Claims()
+        self._members, self._turns, self._emit, self._drop = members, turns, emit, drop
+
+    def grant(self, pool: Pool, ticket: int, member_id: str) -> None:
+        """Hand the member over to the owner of the ticket."""
+        claim = self.claims.of_ticket(pool, ticket)
+        if claim is not None:
+            claim.member_id, claim.warm = member_id, self._turns.number - claim.asked_in <= 1
+            self._members.call(member_id, self._hand_over(claim, member_id))
+
+    def reject(self, pool: Pool, ticket: int, why: str) -> None:
+        """There will be no member for the owner of the ticket."""
+        claim = self.claims.of_ticket(pool, ticket)
+        if claim is not None:
+            self.end(claim, start_failed(pool, why))
+
+    def end(self, claim: Claim, error: ResourceError, *, dirty: bool = False) -> None:
+        """The claim is over; whoever waits for it is told the error. A ``dirty`` member is not used again."""
+        now = _now()
+        self.claims.end(claim)
+        self._drop(claim.lease_id)
+        claim.pool.withdraw(claim.ticket, now, dirty=dirty)
+        claim.fail(error)
+        if claim.held_since is not None and claim.live:
+            reason = Reason.DIRTY if dirty else ""
+            self._tell(EventKind.LEASE_RELEASED, claim, seconds=now - claim.held_since, reason=reason)
+        self._turns.due(claim.pool)
+
+    def lost(self, pool: Pool, ticket: int, why: str) -> None:
+        """The lease of the ticket is over without its owner's doing."""
+        claim = self.claims.of_ticket(pool, ticket)
+        if claim is None:
+            return
+        now = _now()
+        self.claims.lose(claim, why, now)
+        claim.fail(claim.lost_error())
+        gone = self._members.is_lost(claim.member_id)
+        self._tell(
+            EventKind.LEASE_LOST,
+            claim,
+            reason=LeaseEnd.MEMBER_LOST if gone else LeaseEnd.NO_HEARTBEAT,
+            detail=why,
+            seconds=None if claim.held_since is None else now - claim.held_since,
+        )
+
+    def failed(self, asks: Iterable[Ask], owner: str, error: BaseException, seconds: float) -> None:
+        """An acquire ended without these; told once for each pool."""
+        for ask in {id(ask.pool): ask for ask in asks}.values():
+            event = Event(
+                EventKind.ACQUIRE_FAILED,
+                ask.pool.spec.name,
+                owner=owner,
+                share=ask.share,
+                reason=type(error).__name__,
+                detail=str(error),
+                seconds=seconds,
+            )
+            self._emit(event)
+
+    def renewal(self, claim: Claim) -> "asyncio.Task[None] | None":
+        """Begin to renew a lease; None if its member is with nobody now, and is asked nothing."""
+        if claim.info is not None and claim.live:
+            return self._members.call(claim.member_id, self._renew(claim, claim.member_id, claim.token))
+        claim.pool.renewed(claim.ticket, _now())  # its member is on its way, or on its way back from a reset
+        return None
+
+    async def _hand_over(self, claim: Claim, member_id: str) -> None:
+        began = _now()
+        token = claim.token
+        try:
+            await self._members.lease(member_id, claim.owner, claim.attempt, token)
+        except Exception as error:
+            self._members.lost(member_id, f"it took no lease: {describe(error)}")
+        else:
+            if claim.pool.leased(claim.ticket, began):
+                self._granted(claim, self._members.member(member_id), token)
+        self._turns.due(claim.pool)
+
+    def _granted(self, claim: Claim, member: Member, token: str) -> None:
+        claim.incarnation = member.incarnation
+        claim.info = LeaseInfo(
+            lease_id=claim.lease_id,
+            pool=claim.pool.spec.name,
+            owner=claim.owner,
+            key=claim.ask.key,
+            share=claim.ask.share,
+            image=claim.ask.image,
+            member_id=member.id,
+            incarnation=member.incarnation,
+            kind=member.spec.kind,
+            address=member.address,
+            token=token,
+            ttl_s=claim.pool.spec.lease_ttl_s,
+        )
+        claim.serve()
+        if claim.held_since is None:  # else its member was reset for the same holder
+            claim.held_since = _now()
+            waited = claim.held_since - claim.opened
+            self._tell(EventKind.LEASE_GRANTED, claim, seconds=waited, warm=claim.warm)
+
+    async def _renew(self, claim: Claim, member_id: str, token: str) -> None:
+        began = _now()
+        try:
+            await self._members.lease(member_id, claim.owner, claim.attempt, token)
+        except LeaseLost as error:
+            if token == claim.token:  # else its reset has begun, which finds out what the member is
+                self._members.lost(member_id, describe(error))
+        except Exception as error:
+            logger.warning("member %s: heartbeat failed: %s", member_id, describe(error))
+            if not (await self._members.vitals(member_id)).alive:
+                self._members.lost(member_id, f"it is gone: {describe(error)}")
+        else:
+            claim.pool.renewed(claim.ticket, began)
+        self._turns.now(claim.pool)  # a loss is told to those who wait before the rest is served
+        claim.serve()
+
+    def _tell(self, kind: EventKind, claim: Claim, **fields: Any) -> None:
+        event = Event(
+            kind,
+            claim.pool.spec.name,
+            member=claim.member_id,
+            lease=claim.lease_id,
+            owner=claim.owner,
+            share=claim.ask.share,
+            **fields,
+        )
+        self._emit(event)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
