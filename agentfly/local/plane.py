@@ -24,6 +24,7 @@ from agentfly.local.paths import run_dir
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.in_process import InProcessRunner
 from agentfly.resources.runners.model_service import ModelServiceRunner
 from agentfly.resources.runners.owner_dir import LOCK, delete
 from agentfly.sandbox.binary import find_sandboxd
@@ -64,8 +65,10 @@ async def data_plane(
         sandboxes = BubblewrapRunner(scratch, find_sandboxd())
         stack.push_async_callback(sandboxes.close)
         models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
+        instances = InProcessRunner(scratch / "i")
+        stack.callback(instances.close)
         engine = await stack.enter_async_context(
-            ResourceEngine([sandboxes, models], [pool_spec(pool) for pool in pools])
+            ResourceEngine([sandboxes, models, instances], [pool_spec(pool) for pool in pools])
         )
         broker = await stack.enter_async_context(BrokerServer(engine, scratch / "broker"))
         yield DataPlane(engine, broker.address)

@@ -57,3 +57,11 @@ class SpecMismatch(ResourceError):
 
 class PoolNotFound(ResourceError):
     """No pool has this name."""
+
+
+class CallRaised(ResourceError):
+    """The object of an in-process member raised ``type_name``: its answer, not a failure of ours."""
+
+    def __init__(self, message: str, *, type_name: str, hints: Sequence[str] = ()) -> None:
+        super().__init__(message, hints=hints)
+        self.type_name = type_name

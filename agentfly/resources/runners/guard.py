@@ -13,13 +13,19 @@ parent-death signal follows threads): start guards from the main thread.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 from agentfly.resources.runners.bubblewrap_check import find_bubblewrap
 
-__all__ = ["find_bubblewrap", "guarded", "kill_guard"]
+__all__ = ["end_guard", "find_bubblewrap", "guarded", "kill_guard", "start_guarded"]
+
+logger = logging.getLogger(__name__)
+
+END_S = 10.0
 
 _OWNER = "/dev/shm/.owner"
 """The arguments of the owner: empty once it is dying, also while nobody has collected it."""
@@ -46,6 +52,40 @@ def guarded(argv: Sequence[str]) -> list[str]:
         *("/bin/sh", "-c", _BEGIN, "guard"),
         *argv,
     ]
+
+
+async def start_guarded(argv: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
+    """Start ``argv`` inside a guard; ``options`` are those of ``create_subprocess_exec``.
+
+    A cancelled start leaves no process: asyncio's own way out of it kills the guard alone, and can wait for
+    ever.
+
+    Raises:
+        AgentflyError: there is no bubblewrap.
+    """
+    # A session of its own: a Ctrl-C is for the owner, which stops what it started in order.
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*guarded(argv), start_new_session=True, **options)
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({starting})
+        if starting.exception() is None:
+            await end_guard(starting.result())
+        raise
+
+
+async def end_guard(process: asyncio.subprocess.Process) -> None:
+    """Kill a guard and all that it guards, and wait until it is gone."""
+    kill_guard(process)
+    try:
+        async with asyncio.timeout(END_S):
+            await process.wait()
+    except TimeoutError:
+        logger.error("process %d does not end after SIGKILL", process.pid)
 
 
 def kill_guard(process: asyncio.subprocess.Process) -> None:

@@ -26,7 +26,7 @@ import aiohttp
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import LeaseLost, StartFailed
 from agentfly.resources.runners.base import Member, Vitals
-from agentfly.resources.runners.guard import find_bubblewrap, guarded, kill_guard
+from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded
 from agentfly.resources.spec import ModelServiceSpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ _POLL_S = 0.2
 _REQUEST_TIMEOUT_S = 10.0
 _FIRST_REQUEST_TIMEOUT_S = 60.0  # the first forward pass of a large model on a CPU
 _RESET_TIMEOUT_S = 30.0  # an abort takes effect after the step that runs: seconds for a large prompt
-_STOP_TIMEOUT_S = 10.0
 _LOG_TAIL_BYTES = 4000
 _MIN_KV_CACHE = 64 << 20
 _MAX_KV_CACHE = 4 << 30
@@ -81,17 +80,17 @@ class ModelServiceRunner:
                     await self._wait_ready(server, port)
                 return Member(member_id, spec, 1, f"http://127.0.0.1:{port}", handle=server)
             except TimeoutError:
-                await _kill(server.process)
+                await end_guard(server.process)
                 raise _failed(member_id, f"not ready within {self._start_timeout_s:.0f} s", log) from None
             except _RefusedError as refused:
-                await _kill(server.process)
+                await end_guard(server.process)
                 raise _failed(member_id, f"answered {refused.status} to its first request", log) from None
             except _ExitedError as ended:
                 if "address already in use" not in _tail(log).lower() or attempt == _PORT_TRIES:
                     raise _failed(member_id, f"exited with {ended.code} before it was ready", log) from None
                 logger.warning("%s: port %d was taken, trying another", member_id, port)
             except BaseException:
-                await _kill(server.process)
+                await end_guard(server.process)
                 raise
         raise AssertionError("unreachable")
 
@@ -128,18 +127,17 @@ class ModelServiceRunner:
 
     async def stop(self, member: Member) -> None:
         """See ``Runner.stop``."""
-        await _kill(_server(member).process)
+        await end_guard(_server(member).process)
 
     async def _launch(self, spec: ModelServiceSpec, port: int, log: Path) -> _Server:
-        command = guarded(serve_command(self._python, spec, port, model_config(spec.model)))
+        command = serve_command(self._python, spec, port, model_config(spec.model))
         with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
+            process = await start_guarded(
+                command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=serve_environment(spec, os.environ),
-                start_new_session=True,  # a Ctrl-C is for the owner, which stops its servers in order
             )
         return _Server(process, log)
 
@@ -183,6 +181,7 @@ def serve_command(
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     if spec.gpus:
         command += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+        command += ["--pipeline-parallel-size", str(spec.pipeline_parallel)]
     else:
         command.append("--enforce-eager")
         if config is not None:
@@ -246,15 +245,6 @@ async def _call(
         session.request(method, url, json=body) as response,
     ):
         return response.status, await response.read()
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    kill_guard(process)
-    try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        logger.error("process %d does not end after SIGKILL", process.pid)
 
 
 def _server(member: Member) -> _Server:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.errors import LeaseLost, StartFailed
-from agentfly.resources.runners import model_service
+from agentfly.resources.runners import guard, model_service
 from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.guard import find_bubblewrap, guarded
 from agentfly.resources.runners.model_service import (
@@ -57,9 +57,10 @@ def test_the_users_arguments_come_last() -> None:
 
 
 def test_on_gpus_nothing_of_the_cpu_is_left() -> None:
-    spec = SPEC.model_copy(update={"gpus": 2, "tensor_parallel": 2})
+    spec = SPEC.model_copy(update={"gpus": 8, "tensor_parallel": 4, "pipeline_parallel": 2})
     flags = pairs(serve_command(Path("p"), spec, 1, CONFIG))
-    assert flags["--tensor-parallel-size"] == "2"
+    assert flags["--tensor-parallel-size"] == "4"
+    assert flags["--pipeline-parallel-size"] == "2"
     assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(flags)
     assert "TORCHDYNAMO_DISABLE" not in serve_environment(spec, {})
 
@@ -149,7 +150,11 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelServiceRunne
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     monkeypatch.setenv("MARK", str(tmp_path / "mark"))
-    monkeypatch.setattr(model_service, "guarded", lambda argv: [sys.executable, str(script), *argv])
+    monkeypatch.setattr(
+        model_service,
+        "start_guarded",
+        lambda argv, **options: guard.start_guarded([sys.executable, str(script), *argv], **options),
+    )
     return ModelServiceRunner(Path(sys.executable), tmp_path, start_timeout_s=10)
 
 

@@ -55,8 +55,6 @@ class RunnerContract:
             await runner.stop(member)
 
     async def test_two_members_live_side_by_side(self, runner, spec):
-        if not self.exclusive:
-            pytest.skip("a shared kind has one member in a pool")
         one, two = await asyncio.gather(
             self.started(runner, spec, "contract-1"), self.started(runner, spec, "contract-2")
         )
