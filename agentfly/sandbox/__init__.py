@@ -2,12 +2,15 @@
 
 from agentfly.sandbox.client import SandboxAdmin, SandboxClient
 from agentfly.sandbox.errors import SandboxError, SandboxLeaseLost, SandboxUnreachable
-from agentfly.sandbox.types import Endpoint, ExecResult, Health, ResetReport
+from agentfly.sandbox.job import Job
+from agentfly.sandbox.types import Endpoint, ExecResult, Health, Piece, ResetReport
 
 __all__ = [
     "Endpoint",
     "ExecResult",
     "Health",
+    "Job",
+    "Piece",
     "ResetReport",
     "SandboxAdmin",
     "SandboxClient",

@@ -3,129 +3,56 @@
 Guarantees:
 1. Every request has a deadline: the one given to the daemon plus five seconds for the way.
 2. No answer is ``SandboxUnreachable``, a lost lease ``SandboxLeaseLost``, a refused request ``SandboxError``.
-3. Cancelling a call closes its connection, which makes the daemon kill the command.
-4. A command is never sent twice: it may have run although its answer was lost.
-5. One kept-alive session for each client, closed by ``close()`` or by leaving ``async with``.
+3. Cancelling a call closes its connection, which makes the daemon kill the command a second later.
+4. A command never runs twice. Its request is repeated once after a connection that broke, under a key by
+   which the daemon knows it again: what was lost is the answer, and that is given again.
+5. One kept-alive session for each client, closed by ``close()`` or by leaving ``async with``; what was
+   started and has not ended is cancelled then.
+6. Files of any size travel in bounded memory by ``upload`` and ``download``; half a file never has the
+   name of a whole one, on either side.
 """
 
 import asyncio
-import io
-import json
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
 
-import aiohttp
-
-from agentfly.sandbox.errors import SandboxError, SandboxLeaseLost, SandboxUnreachable
-from agentfly.sandbox.types import Endpoint, ExecResult, Health, ResetReport
+from agentfly.sandbox.connection import SHORT_S, Connection, too_large
+from agentfly.sandbox.job import Job
+from agentfly.sandbox.types import ExecResult, ResetReport
 
 MARGIN_S = 5.0
 """What a request may take beyond the time that the daemon was given: connecting, and a busy machine."""
-SHORT_S = 5.0
-"""Health and lease calls do no work in the daemon."""
 RESET_S = 10.0
 """A reset kills for up to five seconds, then empties scratch folders."""
 FILE_S = 60.0
-"""64 MiB, the largest file, through a slow link."""
+"""``MEMORY_BYTES`` through a slow link."""
+MEMORY_BYTES = 64 << 20
+"""The largest file that is held in memory."""
+PIECE_BYTES = 1 << 20
 
 
-class _Connection:
-    """The session that both clients share: addresses, the token, and the mapping of errors."""
-
-    def __init__(self, address: str, token: str) -> None:
-        self.endpoint = Endpoint(address)
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections. Idempotent; a later call opens a new session."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def health(self) -> Health:
-        """Ask the daemon for its state; needs no lease."""
-        return Health.parse(await self._json("GET", "/healthz", deadline=SHORT_S))
-
-    async def _json(
-        self, method: str, path: str, *, deadline: float, body: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        content = None if body is None else json.dumps(body).encode()
-        received = await self._bytes(method, path, deadline=deadline, content=content)
-        answer: dict[str, Any] = json.loads(received)
-        return answer
-
-    async def _bytes(
-        self,
-        method: str,
-        path: str,
-        *,
-        deadline: float,
-        content: bytes | None = None,
-        query: Mapping[str, str] | None = None,
-    ) -> bytes:
-        try:
-            async with (
-                asyncio.timeout(deadline),
-                self._open().request(
-                    method,
-                    self.endpoint.base_url + path,
-                    data=None if content is None else io.BytesIO(content),  # sent in pieces
-                    params=query,
-                    headers=self._headers,
-                ) as answer,
-            ):
-                received = await answer.read()
-        except TimeoutError as error:
-            raise SandboxUnreachable(
-                f"sandbox {self.endpoint.address}: {method} {path} had no answer in {deadline:g} s"
-            ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise SandboxUnreachable(
-                f"sandbox {self.endpoint.address}: {method} {path} failed: {error or type(error).__name__}"
-            ) from error
-        if answer.status != 200:
-            raise self._refused(answer.status, received)
-        return received
-
-    def _refused(self, status: int, received: bytes) -> SandboxError | SandboxLeaseLost:
-        try:
-            problem = json.loads(received)["error"]
-            code, message = problem["code"], problem["message"]
-        except (ValueError, KeyError, TypeError):
-            code, message = "Unknown", received[:200].decode(errors="replace")
-        text, address = f"{message} ({status} {code})", self.endpoint.address
-        if code == "LeaseLost":
-            return SandboxLeaseLost(f"sandbox {address}: {text}")
-        return SandboxError(f"sandbox: {text}", code=code, address=address)
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            path = self.endpoint.socket_path
-            connector = aiohttp.TCPConnector() if path is None else aiohttp.UnixConnector(path)
-            # The deadline of each request is ours; the proxy settings of the machine are not for sandboxes.
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None), trust_env=False
-            )
-        return self._session
-
-
-class SandboxClient(_Connection):
+class SandboxClient(Connection):
     """What the holder of a lease may do: run commands, read and write files.
 
     Args:
         address: ``unix:///path`` or ``http://host:port``.
         token: the token of the lease.
     """
+
+    def __init__(self, address: str, token: str) -> None:
+        super().__init__(address, token)
+        self._jobs: list[Job] = []
+
+    async def close(self) -> None:
+        """Cancel what was started and close the connections. Idempotent; a later call opens a new session."""
+        jobs, self._jobs = self._jobs, []
+        try:
+            await asyncio.gather(*(job.__aexit__(None, None, None) for job in jobs))
+        finally:
+            await super().close()
 
     async def exec(
         self,
@@ -134,6 +61,7 @@ class SandboxClient(_Connection):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: str = "",
+        user: str | None = None,
         timeout: float = 30.0,
         output_limit: int = 65536,
     ) -> ExecResult:
@@ -143,19 +71,46 @@ class SandboxClient(_Connection):
             command: ``"ls | wc -l"``, or ``["ls", "-l"]``.
             env: added to the environment of the sandbox.
             cwd: an absolute path; None is the sandbox's workdir.
+            user: a name of the sandbox, ``uid`` or ``uid:gid``; refused where the sandbox has one user only,
+                as all of bubblewrap have. None is the user of the sandbox.
             timeout: seconds; then the command's whole process group is killed and ``timed_out`` set.
             output_limit: bytes kept of each of the two streams, at most 1 MiB; the rest is dropped.
 
         Raises:
             SandboxUnreachable, SandboxLeaseLost, SandboxError.
         """
-        body: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": list(command)}
-        body |= {"stdin": stdin, "timeoutSeconds": timeout, "outputLimitBytes": output_limit}
-        if env:
-            body["env"] = dict(env)
-        if cwd is not None:
-            body["cwd"] = cwd
-        return ExecResult.parse(await self._json("POST", "/exec", deadline=timeout + MARGIN_S, body=body))
+        body = _request(command, env, cwd, stdin, user, timeout, output_limit)
+        key = secrets.token_urlsafe(12)
+        deadline = timeout + MARGIN_S
+        return ExecResult.parse(
+            await self.call("POST", "/exec", deadline=deadline, body=body, key=key, repeat=True)
+        )
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: str = "",
+        user: str | None = None,
+        timeout: float = 3600.0,
+        output_limit: int = 1 << 20,
+    ) -> Job:
+        """Start a command that goes on by itself; the arguments are those of ``exec``.
+
+        Use it as ``async with await client.start(...) as job``: then it ends with the block at the latest. In
+        any case it ends with its timeout, with ``close()``, and with the lease.
+
+        Raises:
+            SandboxUnreachable, SandboxLeaseLost, SandboxError.
+        """
+        body = _request(command, env, cwd, stdin, user, timeout, output_limit) | {"waitSeconds": 0}
+        key = secrets.token_urlsafe(12)
+        begun = await self.call("POST", "/exec", deadline=MARGIN_S, body=body, key=key, repeat=True)
+        self._jobs = [job for job in self._jobs if not job.over]
+        self._jobs.append(Job(self, begun["id"]))
+        return self._jobs[-1]
 
     async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a file of at most 64 MiB, creating its folders.
@@ -163,8 +118,12 @@ class SandboxClient(_Connection):
         Raises:
             SandboxUnreachable, SandboxLeaseLost, SandboxError (``TooLarge``, ``BadRequest``).
         """
-        query = {"path": path, "mode": f"{mode:04o}"}
-        await self._bytes("PUT", "/files", deadline=FILE_S, content=data, query=query)
+        if len(data) > MEMORY_BYTES:
+            raise too_large(
+                f"data: {len(data)} bytes for {path}, which write_file() sends from memory,", MEMORY_BYTES
+            )
+        query, key = {"path": path, "mode": f"{mode:04o}"}, secrets.token_urlsafe(12)
+        await self.fetch("PUT", "/files", deadline=FILE_S, content=data, query=query, key=key, repeat=True)
 
     async def read_file(self, path: str) -> bytes:
         """Read an ordinary file of at most 64 MiB.
@@ -172,10 +131,79 @@ class SandboxClient(_Connection):
         Raises:
             SandboxUnreachable, SandboxLeaseLost, SandboxError (``NotFound``, ``TooLarge``, ``BadRequest``).
         """
-        return await self._bytes("GET", "/files", deadline=FILE_S, query={"path": path})
+        return await self.fetch(
+            "GET", "/files", deadline=FILE_S, query={"path": path}, repeat=True, limit=MEMORY_BYTES
+        )
+
+    async def upload(self, local: Path, path: str, mode: int = 0o644, timeout: float = 3600.0) -> None:
+        """Send a local file of any size, creating its folders in the sandbox. It is sent once.
+
+        Args:
+            timeout: seconds for all of it.
+
+        Raises:
+            OSError: the local file cannot be read.
+            SandboxUnreachable, SandboxLeaseLost, SandboxError (``TooLarge``, ``BadRequest``).
+        """
+        with local.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            async with self.stream(
+                "PUT",
+                "/files",
+                deadline=timeout,
+                params={"path": path, "mode": f"{mode:04o}"},
+                headers={"Content-Length": str(size)},
+                data=_pieces(file, size),
+                expect100=True,  # a refusal comes before the body is sent
+            ) as answer:
+                await answer.read()
+
+    async def download(self, path: str, local: Path, timeout: float = 3600.0) -> None:
+        """Fetch an ordinary file of any size into a local one, which is replaced once it is whole.
+
+        Args:
+            timeout: seconds for all of it.
+
+        Raises:
+            OSError: the local file cannot be written.
+            SandboxUnreachable, SandboxLeaseLost, SandboxError (``NotFound``, ``TooLarge``, ``BadRequest``).
+        """
+        half = local.with_name(f".{local.name}-{secrets.token_hex(4)}")
+        try:
+            with half.open("xb") as file:
+                async with self.stream("GET", "/files", deadline=timeout, params={"path": path}) as answer:
+                    async for piece in answer.content.iter_chunked(PIECE_BYTES):
+                        await asyncio.to_thread(file.write, piece)
+            half.replace(local)
+        finally:
+            half.unlink(missing_ok=True)
 
 
-class SandboxAdmin(_Connection):
+def _request(
+    command: str | Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    stdin: str,
+    user: str | None,
+    timeout: float,
+    output_limit: int,
+) -> dict[str, Any]:
+    body: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": list(command)}
+    body |= {"stdin": stdin, "timeoutSeconds": timeout, "outputLimitBytes": output_limit}
+    given = {"env": dict(env) if env else None, "cwd": cwd, "user": user}
+    return body | {name: value for name, value in given.items() if value is not None}
+
+
+async def _pieces(file: BinaryIO, size: int) -> AsyncIterator[bytes]:
+    while size > 0:
+        piece = await asyncio.to_thread(file.read, min(PIECE_BYTES, size))
+        if not piece:
+            raise ConnectionError(f"{file.name}: became shorter while it was sent")
+        size -= len(piece)
+        yield piece
+
+
+class SandboxAdmin(Connection):
     """What the owner of a sandbox may do: lease it out, and take it back clean.
 
     Args:
@@ -193,7 +221,7 @@ class SandboxAdmin(_Connection):
             SandboxUnreachable, SandboxError (``Busy`` with another owner, ``Dirty`` after a lost lease).
         """
         body = {"owner": owner, "attempt": attempt, "token": token, "ttlSeconds": ttl}
-        await self._json("POST", "/lease", deadline=SHORT_S, body=body)
+        await self.call("POST", "/lease", deadline=SHORT_S, body=body)
 
     async def reset(self) -> ResetReport:
         """End the lease, kill everything, empty the scratch folders, and say whether the sandbox is clean.
@@ -201,5 +229,5 @@ class SandboxAdmin(_Connection):
         Raises:
             SandboxUnreachable.
         """
-        body = await self._json("POST", "/reset", deadline=RESET_S)
+        body = await self.call("POST", "/reset", deadline=RESET_S)
         return ResetReport(clean=body["clean"], reason=body.get("reason"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 State = Literal["free", "leased", "dirty"]
+Stream = Literal["stdout", "stderr"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,14 @@ class ExecResult:
             wall_s=body["wallSeconds"],
             cpu_s=body["cpuSeconds"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of the output of a command that is running; the pieces of one stream make up its text."""
+
+    stream: Stream
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

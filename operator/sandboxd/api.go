@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"strconv"
@@ -17,21 +18,35 @@ import (
 
 // Every bound of the daemon, with its reason.
 const (
-	maxConfigBytes  = 64 << 10         // a token, a few paths, an environment
-	maxHeaderBytes  = 16 << 10         // a request has one header of ours
-	headerTimeout   = 10 * time.Second // a client that stalls in its header holds a connection
-	idleTimeout     = 10 * time.Minute // rollouts pause between calls while the model thinks
-	maxLeaseBytes   = 16 << 10
-	maxExecBytes    = 8 << 20  // standard input travels in the request
-	maxFileBytes    = 64 << 20 // streamed; the bound is on time, not on memory
-	maxOutputBytes  = 1 << 20  // times maxCommands times two streams = what a flood can make us keep
-	maxCommands     = 16       // at once
-	maxTimeout      = 24 * time.Hour
-	maxTTL          = time.Hour
-	defaultOutput   = 64 << 10
-	defaultTimeout  = 30 * time.Second
-	killWait        = 5 * time.Second // of a reset; a process in an uninterruptible call condemns
-	defaultFileMode = 0o644
+	maxConfigBytes   = 64 << 10         // a token, a few paths, an environment
+	maxHeaderBytes   = 16 << 10         // a request has one header of ours
+	headerTimeout    = 10 * time.Second // a client that stalls in its header holds a connection
+	idleTimeout      = 10 * time.Minute // rollouts pause between calls while the model thinks
+	maxLeaseBytes    = 16 << 10
+	maxExecBytes     = 8 << 20 // standard input travels in the request
+	freeBodyBytes    = 64 << 10
+	bodyUnitBytes    = 1 << 20
+	maxBodyUnits     = 16              // of all requests and commands at once; larger bodies wait for each other
+	bodyWait         = 5 * time.Second // what clients add to the time of a command
+	bodyTime         = time.Minute     // of a body on its way, which holds a slot
+	maxFileBytes     = 8 << 30         // unless the configuration says otherwise; streamed, so no bound on memory
+	maxOutputBytes   = 1 << 20         // times maxCommands times two streams = what a flood can make us keep
+	maxCommands      = 16              // at once
+	maxFinished      = 64              // commands that are remembered after their end,
+	maxFinishedBytes = 8 << 20         // and the bytes of their output
+	maxKeys          = 1024            // more than any client repeats; each is small
+	maxKeyBytes      = 128
+	comeBack         = time.Second      // a client that lost its connection repeats the request at once
+	maxWait          = 30 * time.Second // of a long poll: less than what proxies allow
+	cancelWait       = 6 * time.Second  // a group that is killed ends within KillWait and Grace
+	maxConnections   = 128              // each costs some 30 KiB
+	maxHolders       = 64               // requests of a lease at once: the rest is left to its owner
+	maxTimeout       = 24 * time.Hour
+	maxTTL           = time.Hour
+	defaultOutput    = 64 << 10
+	defaultTimeout   = 30 * time.Second
+	killWait         = 5 * time.Second // of a reset; a process in an uninterruptible call condemns
+	defaultFileMode  = 0o644
 )
 
 // access says which token a route needs. Its zero value is not a route.
@@ -63,7 +78,9 @@ var routes = []route{
 	{"POST", "/lease", adminOnly, maxLeaseBytes, (*server).takeLease},
 	{"POST", "/reset", adminOnly, maxLeaseBytes, (*server).reset},
 	{"POST", "/exec", leaseHolder, maxExecBytes, (*server).exec},
-	{"PUT", "/files", leaseHolder, maxFileBytes, (*server).putFile},
+	{"GET", "/exec/{id}", leaseHolder, 0, (*server).pollExec},
+	{"DELETE", "/exec/{id}", leaseHolder, 0, (*server).cancelExec},
+	{"PUT", "/files", leaseHolder, math.MaxInt64, (*server).putFile}, // bounded by the configuration
 	{"GET", "/files", leaseHolder, 0, (*server).getFile},
 }
 
@@ -99,7 +116,8 @@ func classify(err error) apiError {
 		return apiError{http.StatusNotFound, "NotFound", err.Error()}
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EISDIR),
 		errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO),
-		errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.EEXIST):
+		errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EBUSY),
+		errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):
 		return apiError{http.StatusBadRequest, "BadRequest", err.Error()}
 	case errors.Is(err, proc.ErrStuck):
 		return apiError{http.StatusGatewayTimeout, "Timeout", err.Error()}
@@ -109,7 +127,15 @@ func classify(err error) apiError {
 
 // ServeHTTP finds the route, checks its token, runs it, and writes the one answer.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answer, err := s.dispatch(w, r)
+	answer, err := reply{}, error(apiError{http.StatusNotFound, "NotFound", "path: no " + r.Method + " " + r.URL.Path})
+	if route := find(r); route != nil {
+		var leave func()
+		if leave, err = s.admit(route, r); err == nil {
+			defer leave()
+			r.Body = http.MaxBytesReader(w, r.Body, route.limit)
+			answer, err = route.handle(s, w, r)
+		}
+	}
 	if err != nil {
 		problem := classify(err)
 		writeJSON(w, problem.status, map[string]any{
@@ -126,18 +152,45 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer.value)
 }
 
-func (s *server) dispatch(w http.ResponseWriter, r *http.Request) (reply, error) {
-	for _, route := range routes {
-		if route.method != r.Method || route.path != r.URL.Path {
-			continue
+func find(r *http.Request) *route {
+	for at := range routes {
+		if routes[at].method == r.Method && routes[at].leadsTo(r) {
+			return &routes[at]
 		}
-		if err := s.authorize(route.access, bearer(r)); err != nil {
-			return reply{}, err
-		}
-		r.Body = http.MaxBytesReader(w, r.Body, route.limit)
-		return route.handle(s, w, r)
 	}
-	return reply{}, apiError{http.StatusNotFound, "NotFound", "path: no " + r.Method + " " + r.URL.Path}
+	return nil
+}
+
+// admit checks the token of a request, and gives it its place among those of the lease.
+func (s *server) admit(route *route, r *http.Request) (leave func(), err error) {
+	if err := s.authorize(route.access, bearer(r)); err != nil {
+		return nil, err
+	}
+	if route.access == public {
+		return func() {}, nil
+	}
+	if route.access == leaseHolder && s.holders.Add(1) > maxHolders {
+		s.holders.Add(-1)
+		return nil, apiError{http.StatusConflict, "Busy", "requests: too many at once"}
+	}
+	served := s.connections.serving(r)
+	return func() {
+		served()
+		if route.access == leaseHolder {
+			s.holders.Add(-1)
+		}
+	}, nil
+}
+
+// leadsTo compares paths; the one variable segment becomes the path value "id".
+func (route *route) leadsTo(r *http.Request) bool {
+	folder, variable := strings.CutSuffix(route.path, "{id}")
+	if !variable {
+		return route.path == r.URL.Path
+	}
+	id, found := strings.CutPrefix(r.URL.Path, folder)
+	r.SetPathValue("id", id)
+	return found && id != "" && !strings.Contains(id, "/")
 }
 
 func (s *server) authorize(needed access, token string) error {
@@ -167,17 +220,19 @@ func bearer(r *http.Request) string {
 
 // decode reads one JSON object and the end of the body: only then does the server notice that a
 // client has gone.
-func decode(r *http.Request, into any) error {
-	body, err := io.ReadAll(r.Body)
+func decode(body io.Reader, into any) error {
+	decoder := json.NewDecoder(body)
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(into)
+	var tooLarge *http.MaxBytesError
+	if err != nil && !errors.As(err, &tooLarge) {
+		err = badRequest("body: " + err.Error())
+	}
 	if err != nil {
 		return err
 	}
-	decoder := json.NewDecoder(strings.NewReader(string(body)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return badRequest("body: " + err.Error())
-	}
-	return nil
+	_, err = io.Copy(io.Discard, body)
+	return err
 }
 
 func writeJSON(w http.ResponseWriter, status int, value any) {

@@ -29,12 +29,15 @@ func (w *world) KillAll(time.Duration) error { w.killed++; return nil }
 func (w *world) Restore() error              { return nil }
 func (w *world) Verify() error               { return w.residue }
 func (w *world) Run(ctx context.Context, spec proc.Spec) (proc.Result, error) {
+	defer spec.Stdout.Close()
+	defer spec.Stderr.Close()
 	return w.run(ctx, spec)
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{clock: time.Now(), run: func(context.Context, proc.Spec) (proc.Result, error) {
-		return proc.Result{Stdout: []byte("a\xffb<>&")}, nil
+	w := &world{clock: time.Now(), run: func(_ context.Context, spec proc.Spec) (proc.Result, error) {
+		_, _ = spec.Stdout.Write([]byte("a\xffb<>&"))
+		return proc.Result{}, nil
 	}}
 	w.server = newServer(config{AdminToken: "admin", Incarnation: 4, Workdir: "/"}, w, w, counter{}, func() time.Time { return w.clock })
 	w.http = httptest.NewServer(w.server)
@@ -44,9 +47,18 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) call(t *testing.T, method, path, token, body string) (int, map[string]any) {
 	t.Helper()
+	return w.keyed(t, "", method, path, token, body)
+}
+
+// keyed is a call under an Idempotency-Key.
+func (w *world) keyed(t *testing.T, key, method, path, token, body string) (int, map[string]any) {
+	t.Helper()
 	request, err := http.NewRequest(method, w.http.URL+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if key != "" {
+		request.Header.Set("Idempotency-Key", key)
 	}
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,8 +10,6 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
-
-	"agentfly.dev/sandboxd/lease"
 )
 
 const (
@@ -63,7 +60,7 @@ func openRegular(path string, flags int, mode os.FileMode) (*os.File, os.FileInf
 		err = syscall.Fstatfs(int(file.Fd()), &system)
 	}
 	if err == nil && (!info.Mode().IsRegular() || system.Type == procMagic) {
-		err = badRequest("path: " + path + " is not an ordinary file")
+		err = notOrdinary(path)
 	}
 	if err != nil {
 		file.Close()
@@ -71,6 +68,15 @@ func openRegular(path string, flags int, mode os.FileMode) (*os.File, os.FileInf
 	}
 	return file, info, nil
 }
+
+func (s *server) fileLimit() int64 {
+	if s.cfg.FileLimitBytes > 0 {
+		return s.cfg.FileLimitBytes
+	}
+	return maxFileBytes
+}
+
+func notOrdinary(path string) error { return badRequest("path: " + path + " is not an ordinary file") }
 
 func filePath(r *http.Request) (string, error) {
 	path := r.URL.Query().Get("path")
@@ -101,76 +107,15 @@ func (s *server) getFile(w http.ResponseWriter, r *http.Request) (_ reply, err e
 	if err != nil {
 		return reply{}, err
 	}
-	if info.Size() > maxFileBytes {
+	if limit := s.fileLimit(); info.Size() > limit {
 		file.Close()
 		return reply{}, apiError{http.StatusRequestEntityTooLarge, "TooLarge",
-			fmt.Sprintf("path: %s has %d bytes, more than %d", path, info.Size(), maxFileBytes)}
+			fmt.Sprintf("path: %s has %d bytes, more than %d", path, info.Size(), limit)}
 	}
-	stop := context.AfterFunc(held, func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(held.ctx, func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) })
 	return reply{file: file, size: info.Size(), done: func() {
 		stop()
 		file.Close()
 		s.transfers.RUnlock()
 	}}, nil
-}
-
-func (s *server) putFile(w http.ResponseWriter, r *http.Request) (reply, error) {
-	path, err := filePath(r)
-	if err != nil {
-		return reply{}, err
-	}
-	mode, err := fileMode(r)
-	if err != nil {
-		return reply{}, err
-	}
-	if r.ContentLength > maxFileBytes {
-		return reply{}, &http.MaxBytesError{Limit: maxFileBytes}
-	}
-	s.transfers.RLock()
-	defer s.transfers.RUnlock()
-	held, err := s.holder(bearer(r)) // again: a reset may have passed while we waited for the lock
-	if err != nil {
-		return reply{}, err
-	}
-	// A lease that ends stops the upload: the reset behind it is waiting.
-	defer context.AfterFunc(held, func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })()
-	written, err := writeFile(path, mode, r.Body)
-	if held.Err() != nil {
-		return reply{}, lease.ErrLost
-	}
-	return reply{value: map[string]any{"bytes": written}}, err
-}
-
-func fileMode(r *http.Request) (os.FileMode, error) {
-	given := r.URL.Query().Get("mode")
-	if given == "" {
-		return defaultFileMode, nil
-	}
-	mode, err := strconv.ParseUint(given, 8, 32)
-	if err != nil || mode > 0o777 {
-		return 0, badRequest("mode: " + strconv.Quote(given) + " is not octal, at most 0777")
-	}
-	return os.FileMode(mode), nil
-}
-
-func writeFile(path string, mode os.FileMode, body io.Reader) (int64, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return 0, err
-	}
-	file, _, err := openRegular(path, os.O_WRONLY|os.O_CREATE, mode)
-	if err != nil {
-		return 0, err
-	}
-	defer file.Close()
-	if err := file.Truncate(0); err != nil {
-		return 0, err
-	}
-	if err := file.Chmod(mode); err != nil {
-		return 0, err
-	}
-	written, err := io.Copy(file, body)
-	if err != nil {
-		_ = file.Truncate(0) // half a file looks like a whole one
-	}
-	return written, err
 }

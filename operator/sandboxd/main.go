@@ -40,6 +40,8 @@ type config struct {
 	Env         map[string]string `json:"env"`         // of every command
 	Incarnation int               `json:"incarnation"` // the first one of this process
 	Limits      limits            `json:"limits"`      // where no cgroup sets them
+
+	FileLimitBytes int64 `json:"fileLimitBytes"` // of one file on its way in or out; 0 for maxFileBytes
 }
 
 func main() {
@@ -160,7 +162,9 @@ func (s *server) serve(listener net.Listener) error {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		BaseContext:       func(net.Listener) context.Context { return context.Background() },
+		ConnContext: func(ctx context.Context, made net.Conn) context.Context {
+			return context.WithValue(ctx, connectionKey{}, made)
+		},
 	}
-	return server.Serve(listener)
+	return server.Serve(counted{listener, s.connections})
 }

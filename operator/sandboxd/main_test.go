@@ -19,19 +19,27 @@ import (
 	"time"
 )
 
-const asPid1 = "SANDBOXD_TEST_PID1"
+const (
+	asPid1    = "SANDBOXD_TEST_PID1" // its value is an address to listen on, or inherited
+	inherited = "fd"
+)
 
 // TestMain runs the daemon instead of the tests when the test binary was started as PID 1: so the
 // race detector sees the real thing.
 func TestMain(m *testing.M) {
-	if os.Getenv(asPid1) == "" {
+	listen := os.Getenv(asPid1)
+	if listen == "" {
 		os.Exit(m.Run())
+	}
+	fd := -1
+	if listen == inherited {
+		fd, listen = 3, ""
 	}
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		fmt.Fprintln(os.Stderr, "mount /proc:", err)
 		os.Exit(1)
 	}
-	if err := run(3, "", "", -1); err != nil {
+	if err := run(fd, listen, "", -1); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -47,7 +55,6 @@ type daemon struct {
 
 func startDaemon(t *testing.T) *daemon {
 	t.Helper()
-	d := &daemon{scratch: t.TempDir()}
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
@@ -60,15 +67,24 @@ func startDaemon(t *testing.T) *daemon {
 	}
 	listener.Close()
 	defer file.Close()
+	return launchDaemon(t, inherited, 1, []*os.File{file}, "unix", socket)
+}
+
+// launchDaemon starts it as PID 1 of a user namespace with that many users, and talks to it at an address.
+func launchDaemon(t *testing.T, listen string, users int, files []*os.File, network, address string) *daemon {
+	t.Helper()
+	d := &daemon{scratch: t.TempDir()}
 	d.command = exec.Command("/proc/self/exe")
-	d.command.Env = append(os.Environ(), asPid1+"=1")
-	d.command.ExtraFiles = []*os.File{file}
+	d.command.Env = append(os.Environ(), asPid1+"="+listen)
+	d.command.ExtraFiles = files
 	d.command.Stderr = &d.stderr
 	d.command.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+		Cloneflags:                 syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC,
+		UidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: users}},
+		GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: users}},
+		GidMappingsEnableSetgroups: users > 1,
 	}
+	var err error
 	if d.stdin, err = d.command.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +96,14 @@ func startDaemon(t *testing.T) *daemon {
 		t.Fatal(err)
 	}
 	d.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		DialContext: func(ctx context.Context, _, _ string) (made net.Conn, err error) {
+			for range 500 { // until it listens
+				if made, err = (&net.Dialer{}).DialContext(ctx, network, address); err == nil {
+					return made, nil
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			return nil, err
 		}}}
 	t.Cleanup(func() { d.end(t) })
 	return d
@@ -126,6 +148,68 @@ func (d *daemon) lease(t *testing.T, token string) {
 func TestDaemonRefusesToRunBesideOthers(t *testing.T) {
 	if err := run(-1, "tcp://127.0.0.1:0", "", -1); err == nil || !strings.Contains(err.Error(), "pid: must be 1") {
 		t.Error(err)
+	}
+}
+
+func TestItListensOnTCP(t *testing.T) {
+	tcp := freeAddress(t)
+	d := launchDaemon(t, "tcp://"+tcp, 1, nil, "tcp", tcp)
+	d.lease(t, "t")
+	if answer := d.call(t, "/exec", "t", `{"command":"echo $((6*7))"}`); answer["stdout"] != "42\n" {
+		t.Error(answer)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer probe.Close()
+	return probe.Addr().String()
+}
+
+func TestCommandRunsAsAnotherUserWhereThereAreSome(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can make a namespace with several users")
+	}
+	tcp := freeAddress(t)
+	d := launchDaemon(t, "tcp://"+tcp, 65536, nil, "tcp", tcp)
+	d.lease(t, "t")
+	for user, want := range map[string]string{"nobody": "65534 65534 65534 /nonexistent\n", "4242:17": "4242 17 17\n"} {
+		body := fmt.Sprintf(`{"command":"echo $(id -u) $(id -g) $(id -G) $HOME","user":%q}`, user)
+		if answer := d.call(t, "/exec", "t", body); answer["stdout"] != want {
+			t.Error(user, answer)
+		}
+	}
+	answer := d.call(t, "/exec", "t", `{"command":"kill -9 1; id -u; echo x > /proc/1/oom_score_adj","user":"nobody"}`)
+	if text, _ := answer["stderr"].(string); answer["stdout"] != "65534\n" || !strings.Contains(text, "ermi") {
+		t.Error(answer)
+	}
+	alone := startDaemon(t)
+	alone.lease(t, "t")
+	if answer := alone.call(t, "/exec", "t", `{"command":"id","user":"root"}`); !strings.Contains(fmt.Sprint(answer), "single user id") {
+		t.Error(answer)
+	}
+}
+
+func TestCancelKillsTheWholeGroup(t *testing.T) {
+	d := startDaemon(t)
+	d.lease(t, "t")
+	begun := d.call(t, "/exec", "t", `{"command":"sleep 60 & sleep 60 & echo on; wait","waitSeconds":0.2,"timeoutSeconds":60}`)
+	if begun["running"] != true || begun["stdout"] != "on\n" {
+		t.Fatal(begun)
+	}
+	request, _ := http.NewRequest("DELETE", "http://d/exec/"+begun["id"].(string), nil)
+	request.Header.Set("Authorization", "Bearer t")
+	answer, err := d.client.Do(request)
+	if err != nil || answer.StatusCode != 200 {
+		t.Fatal(answer, err)
+	}
+	answer.Body.Close()
+	if left := d.call(t, "/exec", "t", `{"command":"cat /proc/[0-9]*/comm | grep -c sleep"}`); left["stdout"] != "0\n" {
+		t.Error(left)
 	}
 }
 

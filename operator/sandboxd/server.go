@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentfly.dev/sandboxd/lease"
@@ -23,17 +25,27 @@ type baseline interface {
 	Verify() error
 }
 
+// tenancy is one lease: what the requests of its holder share.
+type tenancy struct {
+	ctx  context.Context // ends with the lease
+	end  context.CancelFunc
+	jobs *jobs
+}
+
 type server struct {
-	cfg       config
-	processes processes
-	baseline  baseline
-	oomKills  counter
-	now       func() time.Time
+	cfg         config
+	processes   processes
+	baseline    baseline
+	oomKills    counter
+	users       users
+	now         func() time.Time
+	bodies      *budget
+	connections *connections
+	holders     atomic.Int64 // requests of the lease that are being served
 
 	mu       sync.Mutex // guards what follows
 	lease    *lease.Lease
-	ctx      context.Context // ends with the lease
-	end      context.CancelFunc
+	held     *tenancy
 	expiry   *time.Timer
 	running  int
 	lastUsed time.Time
@@ -43,21 +55,31 @@ type server struct {
 }
 
 func newServer(cfg config, p processes, b baseline, oom counter, now func() time.Time) *server {
-	ctx, end := context.WithCancel(context.Background())
-	end() // no lease yet
-	return &server{cfg: cfg, processes: p, baseline: b, oomKills: oom, now: now,
-		lease: lease.New(cfg.Incarnation), ctx: ctx, end: end, lastUsed: now()}
+	return &server{cfg: cfg, processes: p, baseline: b, oomKills: oom, users: openUsers(), now: now,
+		bodies: newBudget(maxBodyUnits), connections: &connections{limit: maxConnections},
+		lease: lease.New(cfg.Incarnation), held: noTenancy(), lastUsed: now()}
 }
 
-// holder returns the context of the lease, which ends with it.
-func (s *server) holder(token string) (context.Context, error) {
+func noTenancy() *tenancy {
+	none := newTenancy(0)
+	none.end()
+	return none
+}
+
+func newTenancy(number int) *tenancy {
+	ctx, end := context.WithCancel(context.Background())
+	return &tenancy{ctx, end, newJobs(strconv.Itoa(number))}
+}
+
+// holder returns the lease that the token holds.
+func (s *server) holder(token string) (*tenancy, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.lease.Check(s.now(), token); err != nil {
 		return nil, err
 	}
 	s.lastUsed = s.now()
-	return s.ctx, nil
+	return s.held, nil
 }
 
 func (s *server) health(_ http.ResponseWriter, _ *http.Request) (reply, error) {
@@ -85,7 +107,7 @@ func (s *server) takeLease(_ http.ResponseWriter, r *http.Request) (reply, error
 		Token      string  `json:"token"`
 		TTLSeconds float64 `json:"ttlSeconds"`
 	}
-	if err := decode(r, &body); err != nil {
+	if err := decode(r.Body, &body); err != nil {
 		return reply{}, err
 	}
 	ttl := seconds(body.TTLSeconds)
@@ -106,13 +128,19 @@ func (s *server) takeLease(_ http.ResponseWriter, r *http.Request) (reply, error
 	if renewed {
 		s.expiry.Reset(ttl)
 	} else {
-		s.ctx, s.end = context.WithCancel(context.Background())
+		s.held = newTenancy(s.lease.See(s.now()).Leases)
 		s.expiry = time.AfterFunc(ttl, s.expire)
 		s.lastUsed = s.now()
 		s.processes.Open()
 	}
 	view := s.lease.See(s.now())
 	return reply{value: map[string]any{"state": view.State, "incarnation": view.Incarnation, "ttlSeconds": ttl.Seconds()}}, nil
+}
+
+// endTenancy ends and forgets what the holder of the lease had; the caller holds the lock.
+func (s *server) endTenancy() {
+	s.held.end()
+	s.held = noTenancy()
 }
 
 // expire runs when a TTL has passed. A renewal or a reset may have come first: the state decides.
@@ -122,7 +150,7 @@ func (s *server) expire() {
 	s.mu.Lock()
 	dirty := s.lease.See(s.now()).State == lease.Dirty
 	if dirty {
-		s.end()
+		s.endTenancy()
 	}
 	s.mu.Unlock()
 	if dirty {
@@ -136,7 +164,7 @@ func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	defer s.cleaning.Unlock()
 	s.mu.Lock()
 	s.lease.Revoke()
-	s.end()
+	s.endTenancy()
 	if s.expiry != nil {
 		s.expiry.Stop()
 	}

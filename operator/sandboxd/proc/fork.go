@@ -30,6 +30,7 @@ type launch struct {
 	files     [3]uintptr
 	failure   uintptr // where the child writes its errno; closed by a successful exec
 	limit     syscall.Rlimit
+	user      *User
 }
 
 // action is the kernel's struct sigaction, larger than on any architecture; its zero is SIG_DFL.
@@ -39,7 +40,7 @@ type action struct {
 }
 
 func prepare(path string, spec Spec, files [3]uintptr, failure uintptr) (*launch, error) {
-	l := &launch{files: files, failure: failure}
+	l := &launch{files: files, failure: failure, user: spec.User}
 	var err error
 	if l.path, err = syscall.BytePtrFromString(path); err != nil {
 		return nil, err
@@ -113,6 +114,9 @@ func (l *launch) exec() syscall.Errno {
 	if errno != 0 {
 		return errno
 	}
+	if errno = l.become(); errno != 0 {
+		return errno
+	}
 	if l.dir != nil {
 		if _, _, errno = syscall.RawSyscall(syscall.SYS_CHDIR, uintptr(unsafe.Pointer(l.dir)), 0, 0); errno != 0 {
 			return errno
@@ -120,6 +124,25 @@ func (l *launch) exec() syscall.Errno {
 	}
 	_, _, errno = syscall.RawSyscall(syscall.SYS_EXECVE, uintptr(unsafe.Pointer(l.path)),
 		uintptr(unsafe.Pointer(unsafe.SliceData(l.argv))), uintptr(unsafe.Pointer(unsafe.SliceData(l.env))))
+	return errno
+}
+
+// become changes the user; each call is of one thread, and a child has one.
+//
+//go:norace
+//go:nosplit
+func (l *launch) become() (errno syscall.Errno) {
+	if l.user == nil {
+		return 0
+	}
+	_, _, errno = syscall.RawSyscall(syscall.SYS_SETGROUPS, uintptr(len(l.user.Groups)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(l.user.Groups))), 0)
+	if errno == 0 {
+		_, _, errno = syscall.RawSyscall(syscall.SYS_SETGID, uintptr(l.user.GID), 0, 0)
+	}
+	if errno == 0 {
+		_, _, errno = syscall.RawSyscall(syscall.SYS_SETUID, uintptr(l.user.UID), 0, 0)
+	}
 	return errno
 }
 

@@ -6,48 +6,89 @@ import (
 	"sync"
 )
 
-// output keeps the first limit bytes of a stream and drains the rest, so that a flood costs
-// time but never memory, and a writer never blocks on a full pipe.
-type output struct {
+// Output keeps the first bytes of a stream, up to its limit, and lets the rest go, so that a flood costs time
+// but never memory, and a writer never blocks on a full pipe. It may be read while it is written.
+type Output struct {
 	mu        sync.Mutex
 	limit     int
 	kept      []byte
 	truncated bool
 	closed    bool
-	done      chan struct{} // closed at end of file
+	more      chan struct{} // closed at the next change; nil while nobody waits for one
 }
 
-func collect(from *os.File, limit int) *output {
-	o := &output{limit: limit, done: make(chan struct{})}
-	go func() {
-		defer close(o.done)
-		defer from.Close()
-		_, _ = io.Copy(o, from)
-	}()
-	return o
-}
+// NewOutput returns an empty one that keeps at most limit bytes.
+func NewOutput(limit int) *Output { return &Output{limit: limit} }
 
 // Write never fails: what is not kept is dropped.
-func (o *output) Write(p []byte) (int, error) {
+func (o *Output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed {
+	if o.closed || len(p) == 0 {
 		return len(p), nil
 	}
 	if room := o.limit - len(o.kept); len(p) > room {
+		if o.truncated {
+			return len(p), nil
+		}
 		o.kept, o.truncated = append(o.kept, p[:room]...), true
 	} else {
 		o.kept = append(o.kept, p...)
 	}
+	o.wake()
 	return len(p), nil
 }
 
-// take ends the keeping and hands the bytes out. Draining goes on for as long as a background
-// process holds the pipe: closing it would kill that process by SIGPIPE.
-func (o *output) take() ([]byte, bool) {
+// Close ends the keeping. Draining goes on for as long as a background process holds the pipe: closing
+// it would kill that process by SIGPIPE.
+func (o *Output) Close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	kept := o.kept
-	o.closed, o.kept = true, nil
-	return kept, o.truncated
+	o.closed = true
+	o.wake()
+}
+
+// Kept is what is kept so far, and whether more was dropped. The bytes never change.
+func (o *Output) Kept() (kept []byte, truncated bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.kept, o.truncated
+}
+
+// Len is how many bytes are kept so far.
+func (o *Output) Len() int {
+	kept, _ := o.Kept()
+	return len(kept)
+}
+
+// Beyond is closed once more than n bytes are kept, or none will follow.
+func (o *Output) Beyond(n int) <-chan struct{} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.more == nil {
+		o.more = make(chan struct{})
+	}
+	more := o.more
+	if len(o.kept) > n || o.closed {
+		o.wake()
+	}
+	return more
+}
+
+func (o *Output) wake() {
+	if o.more != nil {
+		close(o.more)
+		o.more = nil
+	}
+}
+
+// collect copies a pipe to its end, which the channel tells.
+func collect(from *os.File, o *Output) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer from.Close()
+		_, _ = io.Copy(o, from)
+	}()
+	return done
 }

@@ -19,31 +19,40 @@ const (
 
 // Spec is one command.
 type Spec struct {
-	Argv        []string
-	Env         []string // NAME=value; the daemon's own environment is not inherited
-	Dir         string
-	Stdin       string
-	Timeout     time.Duration
-	OutputLimit int // bytes, for each of the two streams
+	Argv    []string
+	Env     []string // NAME=value; the daemon's own environment is not inherited
+	Dir     string
+	Stdin   string
+	Timeout time.Duration
+	Stdout  *Output
+	Stderr  *Output
+	User    *User // nil for the daemon's own
+}
+
+// User is who a command runs as.
+type User struct {
+	UID, GID uint32
+	Groups   []uint32 // supplementary ones
 }
 
 // Result is how a command ended. Signal is 0 unless a signal ended it.
 type Result struct {
-	ExitCode                         int
-	Signal                           int
-	Stdout, Stderr                   []byte
-	StdoutTruncated, StderrTruncated bool
-	TimedOut                         bool
-	Wall, CPU                        time.Duration
+	ExitCode  int
+	Signal    int
+	TimedOut  bool
+	Wall, CPU time.Duration
 }
 
 // Run starts the command and waits for its end, its timeout, or the end of ctx; in the last two
-// cases the whole group is killed first. A command that cannot be found or run is a result.
+// cases the whole group is killed first. A command that cannot be found or run is a result. The outputs of
+// the Spec fill up meanwhile; they are closed when Run returns.
 func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
+	defer spec.Stdout.Close()
+	defer spec.Stderr.Close()
 	began := time.Now()
 	path, err := lookup(spec.Argv[0], spec.Env, spec.Dir)
 	if err != nil {
-		return failed(err, spec.Argv[0]), nil
+		return failed(err, spec), nil
 	}
 	streams, err := openStreams(spec.Stdin)
 	if err != nil {
@@ -55,16 +64,16 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 		if errors.Is(err, ErrClosed) {
 			return Result{}, err
 		}
-		return failed(err, spec.Argv[0]), nil
+		return failed(err, spec), nil
 	}
-	stdout, stderr := streams.run(spec.Stdin, spec.OutputLimit)
+	stdout, stderr := streams.run(spec)
 	timedOut, err := t.wait(ctx, c, spec.Timeout)
 	streams.stopStdin()
 	if err != nil {
 		return Result{}, err
 	}
 	if failure := c.failure(); failure != nil {
-		return failed(failure, spec.Argv[0]), ctx.Err()
+		return failed(failure, spec), ctx.Err()
 	}
 	awaitEnd(Grace, stdout, stderr)
 
@@ -75,8 +84,6 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 		result.ExitCode = 128 + result.Signal
 	}
 	result.CPU = time.Duration(c.usage.Utime.Nano() + c.usage.Stime.Nano())
-	result.Stdout, result.StdoutTruncated = stdout.take()
-	result.Stderr, result.StderrTruncated = stderr.take()
 	return result, ctx.Err()
 }
 
@@ -109,12 +116,12 @@ func (c *child) failure() error {
 	return <-c.exec // it has ended, so it has told or never will
 }
 
-func awaitEnd(grace time.Duration, outputs ...*output) {
+func awaitEnd(grace time.Duration, outputs ...<-chan struct{}) {
 	limit := time.NewTimer(grace)
 	defer limit.Stop()
-	for _, o := range outputs {
+	for _, done := range outputs {
 		select {
-		case <-o.done:
+		case <-done:
 		case <-limit.C:
 			return
 		}
@@ -144,7 +151,7 @@ func lookup(name string, env []string, dir string) (string, error) {
 	return "", syscall.ENOENT
 }
 
-func failed(err error, name string) Result {
+func failed(err error, spec Spec) Result {
 	code, why := exitCannotRun, err.Error()
 	switch {
 	case errors.Is(err, syscall.ENOENT):
@@ -152,5 +159,6 @@ func failed(err error, name string) Result {
 	case errors.Is(err, syscall.EAGAIN):
 		why = "no process can be started: the sandbox is at its limit of processes"
 	}
-	return Result{ExitCode: code, Stderr: fmt.Appendf(nil, "sandboxd: %s: %s\n", name, why)}
+	fmt.Fprintf(spec.Stderr, "sandboxd: %s: %s\n", spec.Argv[0], why)
+	return Result{ExitCode: code}
 }

@@ -30,7 +30,7 @@ func opened(t *testing.T) *Table {
 
 func shell(line string) Spec {
 	return Spec{Argv: []string{"/bin/sh", "-c", line}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: "/",
-		Timeout: 10 * time.Second, OutputLimit: 1000}
+		Timeout: 10 * time.Second, Stdout: NewOutput(1000), Stderr: NewOutput(1000)}
 }
 
 func run(t *testing.T, table *Table, spec Spec) Result {
@@ -40,6 +40,16 @@ func run(t *testing.T, table *Table, spec Spec) Result {
 		t.Fatal(err)
 	}
 	return result
+}
+
+func kept(o *Output) string {
+	text, _ := o.Kept()
+	return string(text)
+}
+
+func cut(o *Output) bool {
+	_, truncated := o.Kept()
+	return truncated
 }
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
@@ -74,7 +84,7 @@ func TestCommandThatCannotStartIsAResult(t *testing.T) {
 	for name, want := range map[string]int{"nothing": 127, "/nothing": 127, "/etc/passwd": 126} {
 		spec := shell("")
 		spec.Argv = []string{name}
-		if result := run(t, table, spec); result.ExitCode != want || len(result.Stderr) == 0 {
+		if result := run(t, table, spec); result.ExitCode != want || kept(spec.Stderr) == "" {
 			t.Errorf("%s: %+v", name, result)
 		}
 	}
@@ -138,15 +148,17 @@ func TestTimeoutAndCancelKillGrandchildren(t *testing.T) {
 // 3. Output is bounded.
 
 func TestFloodIsDrainedAndCut(t *testing.T) {
-	result := run(t, opened(t), shell("yes | head -c 20000000; echo end >&2"))
-	if len(result.Stdout) != 1000 || !result.StdoutTruncated || string(result.Stderr) != "end\n" || result.StderrTruncated {
-		t.Errorf("%d bytes, %v, %q", len(result.Stdout), result.StdoutTruncated, result.Stderr)
+	spec := shell("yes | head -c 20000000; echo end >&2")
+	run(t, opened(t), spec)
+	if spec.Stdout.Len() != 1000 || !cut(spec.Stdout) || kept(spec.Stderr) != "end\n" || cut(spec.Stderr) {
+		t.Errorf("%d bytes, %v, %q", spec.Stdout.Len(), cut(spec.Stdout), kept(spec.Stderr))
 	}
 }
 
 func TestOutputOfExactlyTheLimitIsNotCut(t *testing.T) {
-	if result := run(t, opened(t), shell("head -c 1000 /dev/zero")); len(result.Stdout) != 1000 || result.StdoutTruncated {
-		t.Errorf("%d bytes, %v", len(result.Stdout), result.StdoutTruncated)
+	spec := shell("head -c 1000 /dev/zero")
+	if run(t, opened(t), spec); spec.Stdout.Len() != 1000 || cut(spec.Stdout) {
+		t.Errorf("%d bytes, %v", spec.Stdout.Len(), cut(spec.Stdout))
 	}
 }
 
@@ -154,11 +166,12 @@ func TestOutputOfExactlyTheLimitIsNotCut(t *testing.T) {
 
 func TestBackgroundProcessDelaysByTheGraceAtMost(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
-	result := run(t, opened(t), shell("sleep 30 & echo $! > "+file+"; echo now"))
+	spec := shell("sleep 30 & echo $! > " + file + "; echo now")
+	result := run(t, opened(t), spec)
 	pid := writtenPid(t, file)
 	defer syscall.Kill(pid, syscall.SIGKILL)
-	if string(result.Stdout) != "now\n" || result.Wall > 5*time.Second {
-		t.Errorf("%q after %v", result.Stdout, result.Wall)
+	if kept(spec.Stdout) != "now\n" || result.Wall > 5*time.Second {
+		t.Errorf("%q after %v", kept(spec.Stdout), result.Wall)
 	}
 	if !alive(pid) {
 		t.Error("the background process was killed")

@@ -39,17 +39,17 @@ func (s *streams) childEnds() [3]uintptr {
 }
 
 // run is called once the child has its ends: ours must not hold its pipes open.
-func (s *streams) run(stdin string, limit int) (stdout, stderr *output) {
+func (s *streams) run(spec Spec) (stdout, stderr <-chan struct{}) {
 	for _, end := range []*os.File{s.stdin, s.stdout, s.stderr} {
 		end.Close()
 	}
 	if s.input != nil {
 		go func() {
-			_, _ = io.WriteString(s.input, stdin) // a command need not read it
+			_, _ = io.WriteString(s.input, spec.Stdin) // a command need not read it
 			s.input.Close()
 		}()
 	}
-	return collect(s.out, limit), collect(s.err, limit)
+	return collect(s.out, spec.Stdout), collect(s.err, spec.Stderr)
 }
 
 // stopStdin ends a writer that nobody reads from.

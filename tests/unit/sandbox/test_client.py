@@ -1,6 +1,7 @@
 """The client of sandboxd against a daemon that is told what to answer."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Daemon:
     def __init__(self, path: Path) -> None:
         self.address = f"unix://{path}"
         self.requests: list[tuple[str, str, str | None, bytes]] = []
+        self.keys: list[str | None] = []
         self.handler: Handler = self.ended
 
     async def ended(self, _: web.Request) -> web.StreamResponse:
@@ -48,6 +50,7 @@ class Daemon:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.requests.append((request.method, request.path_qs, request.headers.get("Authorization"), body))
+        self.keys.append(request.headers.get("Idempotency-Key"))
         return await self.handler(request)
 
     def says(self, status: int, body: object) -> None:
@@ -78,14 +81,14 @@ def refusal(code: str) -> dict[str, object]:
 async def test_shell_line_and_arguments_travel_apart(daemon: Daemon) -> None:
     async with SandboxClient(daemon.address, "secret") as sandbox:
         result = await sandbox.exec(
-            "ls | wc", env={"A": "1"}, cwd="/tmp", stdin="x", timeout=7, output_limit=9
+            "ls | wc", env={"A": "1"}, cwd="/tmp", stdin="x", user="dev", timeout=7, output_limit=9
         )
         await sandbox.exec(["ls", "-l"])
     assert result == ExecResult(0, None, "out\n", "", False, False, False, False, 0.5, 0.25)
     assert daemon.requests[0][:3] == ("POST", "/exec", "Bearer secret")
     assert daemon.requests[0][3] == (
         b'{"command": "ls | wc", "stdin": "x", "timeoutSeconds": 7, "outputLimitBytes": 9, '
-        b'"env": {"A": "1"}, "cwd": "/tmp"}'
+        b'"env": {"A": "1"}, "cwd": "/tmp", "user": "dev"}'
     )
     assert daemon.requests[1][3] == (
         b'{"argv": ["ls", "-l"], "stdin": "", "timeoutSeconds": 30.0, "outputLimitBytes": 65536}'
@@ -172,7 +175,6 @@ async def test_cut_connection_is_unreachable(daemon: Daemon) -> None:
     async with SandboxClient(daemon.address, "t") as sandbox:
         with pytest.raises(SandboxUnreachable):
             await sandbox.exec("true")
-    assert len(daemon.requests) == 1  # 4. never sent twice
 
 
 async def test_lost_lease_has_its_own_type(daemon: Daemon) -> None:
@@ -228,6 +230,63 @@ async def test_cancel_reaches_the_daemon(daemon: Daemon) -> None:
             await gone.wait()
 
 
+# 4. Repeated once, under its key.
+
+
+async def test_lost_answer_is_asked_for_again(daemon: Daemon) -> None:
+    async def lost(request: web.Request) -> web.StreamResponse:
+        daemon.handler = daemon.ended
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        daemon.handler = lost
+        assert (await sandbox.exec("one")).stdout == "out\n"
+        daemon.handler = lost
+        await sandbox.write_file("/x", bytes(200_000))
+        daemon.handler = lost
+        assert await sandbox.read_file("/x")
+    first, again, put, put_again, get, get_again = daemon.keys
+    assert first
+    assert put
+    assert (again, put_again, get, get_again) == (first, put, None, None)
+    assert put != first
+    assert daemon.requests[2] == daemon.requests[3]
+
+
+async def test_request_is_sent_twice_at_most(daemon: Daemon) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    daemon.handler = cut
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        with pytest.raises(SandboxUnreachable):
+            await sandbox.exec("true")
+    assert len(daemon.requests) == 2
+    async with SandboxAdmin(daemon.address, "t") as admin:
+        with pytest.raises(SandboxUnreachable):
+            await admin.reset()
+    assert len(daemon.requests) == 3  # an owner decides for himself
+
+
+async def test_each_command_has_its_own_key(daemon: Daemon) -> None:
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        for _ in range(3):
+            await sandbox.exec("true")
+    assert len({key for key in daemon.keys if key}) == 3
+
+
+@pytest.mark.parametrize("code", ["Cancelled", "Forgotten"])
+async def test_command_without_an_answer_is_unreachable(daemon: Daemon, code: str) -> None:
+    daemon.says(409, refusal(code))
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        with pytest.raises(SandboxUnreachable, match=code):
+            await sandbox.exec("true")
+
+
 # 5. One session.
 
 
@@ -245,6 +304,71 @@ async def test_connection_is_kept_alive_and_closed_twice(daemon: Daemon) -> None
     await sandbox.close()
     await sandbox.close()
     assert len(peers) == 1
+
+
+# 6. Files of any size.
+
+
+async def test_file_too_large_for_memory_is_refused_here(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MEMORY_BYTES", 10)
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        daemon.says(200, bytes(11))
+        with pytest.raises(SandboxError, match=r"11 bytes for /x, .* more than 10") as caught:
+            await sandbox.write_file("/x", bytes(11))
+        assert (caught.value.code, daemon.requests) == ("TooLarge", [])
+        with pytest.raises(SandboxError, match="11 bytes is more than 10"):
+            await sandbox.read_file("/x")
+        daemon.says(200, bytes(10))
+        assert await sandbox.read_file("/x") == bytes(10)
+
+
+async def test_local_files_travel_both_ways(daemon: Daemon, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 20_000
+    (tmp_path / "from").write_bytes(data)
+    (tmp_path / "to").write_bytes(b"old")
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        daemon.says(200, {"bytes": len(data)})
+        await sandbox.upload(tmp_path / "from", "/a b", 0o700)
+        assert daemon.requests[0][1:] == ("/files?path=/a+b&mode=0700", "Bearer t", data)
+        daemon.says(200, data)
+        await sandbox.download("/x", tmp_path / "to")
+    assert (tmp_path / "to").read_bytes() == data
+    assert sorted(os.listdir(tmp_path)) == ["from", "s", "to"]
+
+
+async def test_half_a_download_leaves_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    async def half(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Length": "1000"})
+        await answer.prepare(request)
+        await answer.write(b"half")
+        assert request.transport is not None
+        request.transport.close()
+        return answer
+
+    (tmp_path / "old").write_bytes(b"old")
+    async with SandboxClient(daemon.address, "t") as sandbox:
+        daemon.handler = half
+        for name in ("old", "new"):
+            with pytest.raises(SandboxUnreachable):
+                await sandbox.download("/x", tmp_path / name)
+        daemon.says(404, refusal("NotFound"))
+        with pytest.raises(SandboxError, match="field: is wrong"):
+            await sandbox.download("/x", tmp_path / "old")
+        with pytest.raises(FileNotFoundError):
+            await sandbox.download("/x", tmp_path / "none" / "x")
+    assert (tmp_path / "old").read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["old", "s"]
+
+
+async def test_file_that_shrinks_on_its_way_is_no_success(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(1000))
+    with (tmp_path / "x").open("rb") as file:
+        pieces = client._pieces(file, 2000)
+        assert len(await anext(pieces)) == 1000
+        with pytest.raises(ConnectionError, match="became shorter"):
+            await anext(pieces)
 
 
 # Values.
