@@ -241,8 +241,9 @@ FORBIDDEN = [
     "touch /.agentfly/upper/x",
     "touch /new",
     "touch /dev/x",
-    "head -c1 /proc/kcore | grep .",
-    "head -c1 /proc/kpageflags | grep .",
+    # All that root alone may read there opens for the user outside, if that is root.
+    "find /proc -maxdepth 1 -type f ! -perm -o=r -exec head -c 1 {} + 2>/dev/null | grep -a .",
+    "grep -a . /proc/keys",
     'python3 -c "import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall(250, 0, -4, 1) != -1 or '
     'ctypes.get_errno())" && false',
 ]

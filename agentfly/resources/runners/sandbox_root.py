@@ -9,8 +9,10 @@ Guarantees:
 3. Paths that would hide or be hidden by a part of the sandbox are refused by name.
 """
 
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from agentfly.resources.errors import StartFailed
@@ -21,8 +23,20 @@ HOST = "host"
 OURS = "/.agentfly"
 DAEMON = f"{OURS}/sandboxd"
 UPPER = f"{OURS}/upper"
-HIDDEN = ("kcore", "keys", "kpagecount", "kpageflags", "kpagecgroup", "timer_list")
-"""Files of /proc that tell about the whole machine, and open for its root without any capability."""
+KEYS = "keys"
+"""What anybody may read of /proc, and is about the user outside."""
+
+
+@cache
+def hidden(proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """Files of /proc about the whole machine that a sandbox must not open.
+
+    What root alone may read opens for this machine's root without any capability, also in a sandbox.
+    """
+    files = [path for path in proc.iterdir() if not path.name.isdigit() and not path.is_symlink()]
+    modes = {path.name: path.stat().st_mode for path in files if path.is_file()}
+    closed = [name for name, mode in modes.items() if not mode & stat.S_IROTH]
+    return tuple(sorted({*closed, KEYS} & modes.keys()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +203,8 @@ class Root:
             yield from ("--file", str(value), f"/proc/sys/{file}")
         for device in sorted((self.base / "dev").iterdir()):
             yield from ("--dev-bind", str(device), f"/dev/{device.name}")
-        for name in HIDDEN:
-            if Path("/proc", name).exists():
-                yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+        for name in hidden():
+            yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
         # Modes of files in /proc are the kernel's, shared by every mount of it.
         yield from ("--remount-ro", "/proc", "--remount-ro", "/dev")
         if self.spec.image == HOST:

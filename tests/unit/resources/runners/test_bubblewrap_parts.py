@@ -13,7 +13,7 @@ from agentfly.errors import AgentflyError
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners import bubblewrap_check, host_root, owner_dir, seccomp
 from agentfly.resources.runners.guard import guarded
-from agentfly.resources.runners.sandbox_root import Home, Root
+from agentfly.resources.runners.sandbox_root import Home, Root, hidden
 from agentfly.resources.spec import ContainerSpec
 
 
@@ -100,6 +100,14 @@ def test_root_is_written_to_the_members_folder_where_memory_cannot_hold_it(base:
     argv = root.arguments(Home(base / "1"), {})
     assert after(argv, "--overlay", str(base / "1/upper/usr"), str(base / "1/work/usr"), "/usr")
     assert (base / "1/upper/usr").is_dir()
+
+
+def test_what_root_alone_may_read_of_proc_is_hidden(tmp_path: Path) -> None:
+    for name, mode in {"kcore": 0o400, "keys": 0o444, "meminfo": 0o444, "42": 0o400, "trigger": 0o200}.items():
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "mounts").symlink_to("kcore")
+    assert hidden(tmp_path) == ("kcore", "keys", "trigger")
 
 
 def test_ceilings_are_set_before_proc_is_closed(base: Path) -> None:
