@@ -29,9 +29,12 @@ from typing import Any
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
+from agentfly.resources.images.cache import ImageCache
+from agentfly.resources.images.holds import ImageHolds, ImageRoot
 from agentfly.resources.runners import bubblewrap_check, host_root, kernel_quotas, seccomp
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Group, Limits
+from agentfly.resources.runners.kept_admin import KeptAdmin
 from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
 from agentfly.resources.runners.sandbox_process import SandboxProcess, spawn
 from agentfly.resources.runners.sandbox_root import DAEMON, UPPER, Home, Root
@@ -60,6 +63,8 @@ class Sandbox:
     home: Home
     group: Group
     process: SandboxProcess | None = None
+    image: ImageRoot | None = None
+    admin: KeptAdmin | None = None
     end: "asyncio.Task[None] | None" = None
 
 
@@ -71,6 +76,7 @@ class BubblewrapRunner:
             sandboxes write to their root. Made at the first start; ``sweep`` its parent.
         sandboxd: the daemon's binary, statically linked.
         bwrap: bubblewrap 0.11 or later; None finds it.
+        images: where images are unpacked; without it sandboxes have this machine's own root or a folder's.
 
     Raises:
         AgentflyError: there is no bubblewrap.
@@ -78,13 +84,16 @@ class BubblewrapRunner:
 
     name = "bubblewrap"
 
-    def __init__(self, run_dir: Path, sandboxd: Path, bwrap: Path | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, sandboxd: Path, bwrap: Path | None = None, images: ImageCache | None = None
+    ) -> None:
         self._bwrap = (bwrap or bubblewrap_check.find_bubblewrap()).absolute()
         self._sandboxd = sandboxd.absolute()
         self._run_dir = run_dir.absolute()
         self._cgroups = Cgroups.find()
         self._filter = seccomp.program()
         self._bounded = host_root.memory_has_attributes()
+        self._images = ImageHolds(images)
         self._owner: OwnerDir | None = None
         self._works = False
 
@@ -139,8 +148,7 @@ class BubblewrapRunner:
         if process is None or not process.alive:
             return Vitals(alive=False)
         try:
-            async with SandboxAdmin(member.address, member.admin_token) as admin:
-                await admin.health()
+            await (await _admin(member)).health()
         except SandboxUnreachable:
             return Vitals(alive=not await process.dies_within(DYING_S))
         return Vitals(alive=True)
@@ -153,8 +161,7 @@ class BubblewrapRunner:
             Infra: no answer, or none about the lease; of a dead sandbox the text says why it died.
         """
         try:
-            async with SandboxAdmin(member.address, member.admin_token) as admin:
-                await admin.lease(owner, attempt, token, ttl_s)
+            await (await _admin(member)).lease(owner, attempt, token, ttl_s)
         except SandboxUnreachable as error:
             raise Infra(f"member {member.id}: {await self._post_mortem(member) or error}") from error
         except (SandboxError, SandboxLeaseLost) as error:
@@ -167,8 +174,7 @@ class BubblewrapRunner:
         if _sandbox(member).end is not None:
             return None  # it was stopped
         try:
-            async with SandboxAdmin(member.address, member.admin_token) as admin:
-                report = await admin.reset()
+            report = await (await _admin(member)).reset()
             if report.clean:
                 return replace(member, incarnation=member.incarnation + 1)
             found = report.reason
@@ -195,18 +201,20 @@ class BubblewrapRunner:
 
     async def close(self) -> None:
         """Await the deletion of files and remove the owner's folder. Stop every member first."""
+        await self._images.close()
         owner, self._owner = self._owner, None
         if owner is not None:
             await owner.close()
 
     async def _start(self, spec: ContainerSpec, member_id: str, incarnation: int) -> Member:
         owner = self._own()
-        root = Root(spec, owner.path, self._sandboxd, self._bounded)
-        root.check()
         token = secrets.token_urlsafe(32)
-        config = _config(root, token, incarnation, self._cgroups.missing)
         sandbox = self._reserve(owner)
         try:
+            sandbox.image = await self._images.take(spec.image)
+            root = Root(_placed(spec, sandbox.image), owner.path, self._sandboxd, self._bounded)
+            root.check()
+            config = _config(root, token, incarnation, self._cgroups.missing)
             await self._launch(sandbox, root, config, token)
         except BaseException as error:
             reason = (sandbox.process and sandbox.process.last_words()) or str(error) or type(error).__name__
@@ -249,8 +257,8 @@ class BubblewrapRunner:
             kernel_quotas.bound(daemon, root.spec.pids + DAEMON_TASKS)
             sandbox.process.configure(config)
             sandbox.process.release()
-            async with SandboxAdmin(f"unix://{home.socket}", token) as admin:
-                await admin.health()
+            sandbox.admin = KeptAdmin(f"unix://{home.socket}", token)
+            await (await sandbox.admin.open()).health()
 
     def _command(
         self, stack: contextlib.ExitStack, sandbox: Sandbox, root: Root
@@ -282,11 +290,16 @@ class BubblewrapRunner:
         await asyncio.shield(sandbox.end)
 
     async def _remove(self, sandbox: Sandbox) -> None:
+        if sandbox.admin is not None:
+            await sandbox.admin.close()
         if sandbox.process is not None:
             await sandbox.process.end()
         async with asyncio.timeout(GROUP_S):
             while not sandbox.group.remove():  # noqa: ASYNC110 -- the kernel tells nobody when a group is empty
                 await asyncio.sleep(0.002)
+        if sandbox.image is not None:
+            self._images.give_back(sandbox.image)
+            sandbox.image = None
         if self._owner is not None:
             self._owner.drop(sandbox.home.path)
 
@@ -330,6 +343,17 @@ def _container(spec: ResourceSpec) -> ContainerSpec:
     if not isinstance(spec, ContainerSpec):
         raise StartFailed(f"kind: {spec.kind} is not served by bubblewrap, only container")
     return spec
+
+
+async def _admin(member: Member) -> SandboxAdmin:
+    kept = _sandbox(member).admin
+    assert kept is not None, "only a sandbox that has started is a member's"
+    return await kept.open()
+
+
+def _placed(spec: ContainerSpec, image: ImageRoot) -> ContainerSpec:
+    """The spec with the image's folder in place of its name, and its environment below the spec's."""
+    return spec.model_copy(update={"image": image.path, "env": {**image.env, **spec.env}})
 
 
 def _sandbox(member: Member) -> Sandbox:

@@ -8,7 +8,10 @@ from aiohttp import web
 
 from agentfly.resources.errors import Infra, LeaseLost, ResourceError
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner, Sandbox
+from agentfly.resources.runners.cgroups import Group
+from agentfly.resources.runners.kept_admin import KeptAdmin
+from agentfly.resources.runners.sandbox_root import Home
 from agentfly.resources.spec import ContainerSpec
 
 
@@ -21,6 +24,8 @@ async def refusing(tmp_path: Path) -> AsyncIterator[Callable[[int, str], Member]
         error = {"code": refusal["code"], "message": "refused"}
         return web.json_response({"error": error}, status=int(refusal["status"]))
 
+    address = f"unix://{tmp_path / 's'}"
+    admin = KeptAdmin(address, "token")
     app = web.Application()
     app.router.add_post("/lease", lease)
     server = web.AppRunner(app)
@@ -29,9 +34,11 @@ async def refusing(tmp_path: Path) -> AsyncIterator[Callable[[int, str], Member]
 
     def member(status: int, code: str) -> Member:
         refusal.update(status=status, code=code)
-        return Member("m1", ContainerSpec(), 3, f"unix://{tmp_path / 's'}")
+        sandbox = Sandbox(Home(tmp_path), Group(()), admin=admin)
+        return Member("m1", ContainerSpec(), 3, address, handle=sandbox)
 
     yield member
+    await admin.close()
     await server.cleanup()
 
 
