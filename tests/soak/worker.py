@@ -20,7 +20,7 @@ DEADLINE_S = 60.0
 LOOK = """
 cd /; find /workspace /tmp /dev/shm /dev/mqueue /root /run /home /opt -xdev | sort
 ls -A / /etc | grep canary; stat -c '%n %a %u' / /tmp /workspace /etc /usr; ipcs | grep -c 0x
-for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; done | grep -o 'sleep 4242'; hostname; umask
+for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; done | grep -o 'sleep 424[2]'; hostname; umask
 """
 CANARY = """
 echo {name} > /workspace/canary; echo {name} > /tmp/canary; echo {name} > /dev/shm/canary
@@ -89,7 +89,7 @@ async def work(root: Path, name: str, seed: int, pristine: str) -> None:
             async with BrokerClient((root / "address").read_text()) as broker:
                 while not stop.is_set():
                     number += 1
-                    await turn(broker, rng, f"{name}.{number}", pristine, account)
+                    await turn(broker, rng, f"{name}.{os.getpid()}.{number}", pristine, account)
         except AgentflyError as error:
             account.note("error", f"{type(error).__name__}: {error}")
             await asyncio.sleep(0.1)
