@@ -20,7 +20,8 @@ DEADLINE_S = 60.0
 LOOK = """
 cd /; find /workspace /tmp /dev/shm /dev/mqueue /root /run /home /opt -xdev | sort
 ls -A / /etc | grep canary; stat -c '%n %a %u' / /tmp /workspace /etc /usr; ipcs | grep -c 0x
-for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; done | grep -o 'sleep 424[2]'; hostname; umask
+for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; done | grep -o 'sleep 424[2]'
+hostname; umask
 """
 CANARY = """
 echo {name} > /workspace/canary; echo {name} > /tmp/canary; echo {name} > /dev/shm/canary
