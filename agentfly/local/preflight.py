@@ -24,6 +24,7 @@ from agentfly.agent import Agent
 from agentfly.api import Metadata, ResourcePool, RolloutJob, TrainingRun, shape
 from agentfly.api.base import NAME_MAX, ApiModel
 from agentfly.api.load import Manifests, load_manifests
+from agentfly.api.pooltypes import Credential
 from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError, shown
 from agentfly.errors import AgentflyError
 from agentfly.refs import ReferenceFailed, load
@@ -210,7 +211,35 @@ def _placed(pool: ResourcePool, base: Path) -> ResourcePool:
         problem = f"{service.model} is not a directory (looked at {base / service.model})"
         hints = ["give a directory in Hugging Face layout, or a name on the hub"]
         raise AgentflyError(f"{where}.modelService.model: {problem}", hints=hints)
+    if pool.spec.external_api is not None:
+        keys = tuple(
+            _found_key(key, base, f"{where}.externalAPI.credentials[{number}]")
+            for number, key in enumerate(pool.spec.external_api.credentials)
+        )
+        arm["external_api"] = pool.spec.external_api.model_copy(update={"credentials": keys})
+    if pool.spec.in_process is not None:
+        made = pool.spec.in_process
+        factory = _load(f"{where}.inProcess.entrypoint", made.entrypoint, base)
+        if not callable(factory):
+            problem = f"{made.entrypoint}: is of type {type(factory).__name__}, not a function or a class"
+            raise AgentflyError(f"{where}.inProcess.entrypoint: {problem}", hints=["name what makes one"])
+        place, _, name = made.entrypoint.rpartition(":")
+        if place.endswith(".py"):
+            arm["in_process"] = made.model_copy(update={"entrypoint": f"{base / place}:{name}"})
     return pool.model_copy(update={"spec": pool.spec.model_copy(update=arm)}) if arm else pool
+
+
+def _found_key(key: Credential, base: Path, where: str) -> Credential:
+    """A credential that is there, its file with an absolute path. The value is not looked at."""
+    if key.env is not None and not os.environ.get(key.env):
+        hints = [f"export {key.env}=... before the run"]
+        raise AgentflyError(f"{where}.env: {key.env} is not set in this environment", hints=hints)
+    if key.file is None:
+        return key
+    if not os.access(base / key.file, os.R_OK):
+        hints = ["write the key into it, readable to you alone"]
+        raise AgentflyError(f"{where}.file: {base / key.file} cannot be read", hints=hints)
+    return key.model_copy(update={"file": str(base / key.file)})
 
 
 def _looks_like_a_path(image: str) -> bool:
