@@ -148,7 +148,7 @@ class BubblewrapRunner:
         if process is None or not process.alive:
             return Vitals(alive=False)
         try:
-            await (await _admin(member)).health()
+            await _admin(member).health()
         except SandboxUnreachable:
             return Vitals(alive=not await process.dies_within(DYING_S))
         return Vitals(alive=True)
@@ -161,7 +161,7 @@ class BubblewrapRunner:
             Infra: no answer, or none about the lease; of a dead sandbox the text says why it died.
         """
         try:
-            await (await _admin(member)).lease(owner, attempt, token, ttl_s)
+            await _admin(member).lease(owner, attempt, token, ttl_s)
         except SandboxUnreachable as error:
             raise Infra(f"member {member.id}: {await self._post_mortem(member) or error}") from error
         except (SandboxError, SandboxLeaseLost) as error:
@@ -174,7 +174,7 @@ class BubblewrapRunner:
         if _sandbox(member).end is not None:
             return None  # it was stopped
         try:
-            report = await (await _admin(member)).reset()
+            report = await _admin(member).reset()
             if report.clean:
                 return replace(member, incarnation=member.incarnation + 1)
             found = report.reason
@@ -258,7 +258,7 @@ class BubblewrapRunner:
             sandbox.process.configure(config)
             sandbox.process.release()
             sandbox.admin = KeptAdmin(f"unix://{home.socket}", token)
-            await (await sandbox.admin.open()).health()
+            await sandbox.admin.open().health()
 
     def _command(
         self, stack: contextlib.ExitStack, sandbox: Sandbox, root: Root
@@ -345,10 +345,10 @@ def _container(spec: ResourceSpec) -> ContainerSpec:
     return spec
 
 
-async def _admin(member: Member) -> SandboxAdmin:
+def _admin(member: Member) -> SandboxAdmin:
     kept = _sandbox(member).admin
     assert kept is not None, "only a sandbox that has started is a member's"
-    return await kept.open()
+    return kept.open()
 
 
 def _placed(spec: ContainerSpec, image: ImageRoot) -> ContainerSpec:

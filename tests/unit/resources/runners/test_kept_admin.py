@@ -6,9 +6,11 @@ import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from agentfly.resources.runners.kept_admin import KeptAdmin
+from agentfly.sandbox import SandboxUnreachable
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +36,7 @@ async def daemon(path: Path) -> AsyncIterator[set[int]]:
 
 
 async def ask(admin: KeptAdmin) -> None:
-    await (await admin.open()).lease("owner", 0, "token", 30)
+    await admin.open().lease("owner", 0, "token", 30)
 
 
 # 1. One session in each loop.
@@ -67,12 +69,12 @@ def test_another_loop_opens_its_own_and_leaves_nothing_of_the_first(tmp_path):
 # 2. Closing.
 
 
-async def test_closed_twice_it_opens_again_when_it_is_used(tmp_path):
+async def test_what_was_closed_stays_closed(tmp_path):
     admin = KeptAdmin(f"unix://{tmp_path / 's'}", "token")
     async with daemon(tmp_path / "s") as connections:
         await ask(admin)
-        await admin.close()
-        await admin.close()
-        await ask(admin)
-        assert len(connections) == 2
-        await admin.close()
+        for _ in range(2):
+            await admin.close()
+        with pytest.raises(SandboxUnreachable, match="was stopped"):
+            await ask(admin)
+        assert len(connections) == 1
