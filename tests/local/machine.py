@@ -35,10 +35,11 @@ def groups(owner: int) -> set[str]:
 
 def footprint(run_dir: Path) -> dict[str, object]:
     """Everything that must be the same before and after: processes, groups, mounts, descriptors, files."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()  # others of this machine come and go
     return {
         "processes": descendants(),
         "groups": groups(os.getpid()),
-        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "mounts": [line for line in mounts if str(run_dir.parent) in line or "/newroot" in line],
         "descriptors": len(os.listdir("/proc/self/fd")),
         "files": sorted(str(path) for path in run_dir.parent.rglob("*")),
     }

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NOBODY = "65534"
-SUITES = ("bubblewrap", "bubblewrap_hostile", "sandboxd", "attacks")
+SUITES = ("bubblewrap", "bubblewrap_hostile", "sandboxd", "attacks", "attacks_inside")
 # The parts that depend on who runs them; the rest is the same code inside the sandbox.
 CHOSEN = (
     "check_leaves or started_member or cancelled_start or unclean_reset or side_by_side or image_folder "

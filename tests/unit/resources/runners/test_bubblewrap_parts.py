@@ -103,7 +103,8 @@ def test_root_is_written_to_the_members_folder_where_memory_cannot_hold_it(base:
 
 
 def test_what_root_alone_may_read_of_proc_is_hidden(tmp_path: Path) -> None:
-    for name, mode in {"kcore": 0o400, "keys": 0o444, "meminfo": 0o444, "42": 0o400, "trigger": 0o200}.items():
+    modes = {"kcore": 0o400, "keys": 0o444, "meminfo": 0o444, "42": 0o400, "trigger": 0o200}
+    for name, mode in modes.items():
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)
     (tmp_path / "mounts").symlink_to("kcore")
