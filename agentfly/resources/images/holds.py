@@ -29,7 +29,7 @@ UNPACK_S = 900.0
 
 
 @dataclass(eq=False)
-class Root:
+class ImageRoot:
     """The root file system of a sandbox: ``host`` or a folder, and the environment that comes with it."""
 
     path: str
@@ -59,7 +59,7 @@ class ImageHolds:
         self._uses: dict[str, _Use] = {}
         self._digests: dict[str, str] = {}
 
-    async def take(self, image: str) -> Root:
+    async def take(self, image: str) -> ImageRoot:
         """The root that a spec's image stands for. Give it back.
 
         Raises:
@@ -68,14 +68,14 @@ class ImageHolds:
         try:
             reference = locate(image, Path.cwd())
             if reference.form == "host":
-                return Root(HOST)
+                return ImageRoot(HOST)
             if reference.form == "dir":
-                return Root(reference.path)
+                return ImageRoot(reference.path)
             return await self._take(reference)
         except ResourceError as error:
             raise StartFailed(error.message, hints=error.hints) from error
 
-    async def _take(self, reference: Reference) -> Root:
+    async def _take(self, reference: Reference) -> ImageRoot:
         if self._cache is None:
             raise ResourceError(f"image: {reference} needs an image cache, and this runner has none")
         use = self._uses.get(str(reference))
@@ -91,9 +91,9 @@ class ImageHolds:
             if use.users == 0:
                 await asyncio.wait([use.task])
             raise
-        return Root(found.root, found.env, use)
+        return ImageRoot(found.root, found.env, use)
 
-    def give_back(self, root: Root) -> None:
+    def give_back(self, root: ImageRoot) -> None:
         """End a use; once for each that was taken."""
         if root.use is not None:
             self._leave(root.use)

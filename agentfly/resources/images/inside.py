@@ -59,6 +59,11 @@ def follow(root: str, parts: Iterable[str], missing: Callable[[str], None]) -> s
     return "/".join(done)
 
 
+def refuse(path: str) -> None:
+    """For ``missing``: make nothing."""
+    raise FileNotFoundError(errno.ENOENT, f"{path!a} is not in the image")
+
+
 def link_on_the_way(root: str, path: str) -> str | None:
     """The first part of a path that is a link inside the root, as an absolute path there; None if none is."""
     so_far = ""

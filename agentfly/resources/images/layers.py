@@ -2,11 +2,13 @@
 
 Guarantees:
 1. Every digest that a layer has is compared with what was really read, all of it, before the root is used.
-2. A source opens its files for as long as its block lasts, and writes nothing but what ``scratch`` is for.
+2. ``/etc/resolv.conf`` is no link, so that a sandbox with network can have the machine's in its place.
+3. A source opens its files for as long as its block lasts, and writes nothing but what ``scratch`` is for.
 
 Not here: which files those are (``sources``, ``oci``), where the root is kept (``cache``).
 """
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -63,6 +65,10 @@ def unpack(source: Source, root: str, budget: Budget) -> None:
                     budget.check()
         _compare(layer.name, layer.digest, packed.digest())
         _compare(layer.name, layer.diff_id, plain.digest())
+    resolver = f"{root}/etc/resolv.conf"
+    if os.path.islink(resolver) and not os.path.islink(f"{root}/etc"):
+        os.unlink(resolver)
+        os.close(os.open(resolver, os.O_CREAT | os.O_EXCL, 0o644))
 
 
 def _compare(name: str, expected: str | None, found: str) -> None:

@@ -20,7 +20,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import cast
 
-from agentfly.resources.images.inside import follow
+from agentfly.resources.images.inside import follow, refuse
 from agentfly.resources.images.stream import Budget, Stream, blaming, entries, shown
 
 WHITEOUT = ".wh."
@@ -100,7 +100,7 @@ class Tree:
         if hidden in ("", ".", ".."):
             raise ValueError("is a whiteout of no name")
         try:
-            place = follow(self._root, folder, _refuse)
+            place = follow(self._root, folder, refuse)
         except (FileNotFoundError, NotADirectoryError):
             return  # the layers below have no such folder
         names = os.listdir(self._at(place)) if name == OPAQUE else [hidden]
@@ -157,7 +157,7 @@ class Tree:
         parts = _parts(name)
         if not parts:
             raise ValueError("is a hard link to the root itself")
-        folder = follow(self._root, parts[:-1], _refuse)
+        folder = follow(self._root, parts[:-1], refuse)
         target = f"{folder}/{parts[-1]}" if folder else parts[-1]
         if not os.path.lexists(self._at(target)):
             raise ValueError(f"is a hard link to {shown(name)}, which is not in the image")
@@ -202,7 +202,3 @@ def _regions(info: tarfile.TarInfo) -> Iterator[tuple[int, int]]:
 
 def _is_folder(at: str) -> bool:
     return os.path.isdir(at) and not os.path.islink(at)
-
-
-def _refuse(path: str) -> None:
-    raise FileNotFoundError(f"{shown(path)} is not in the image")

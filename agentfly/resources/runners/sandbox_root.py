@@ -6,7 +6,8 @@ Guarantees:
    in memory it is a folder on disk, and its size is not bounded.
 2. The result has no environment, no capability, no way to a further user namespace, and no network unless
    the spec asks for it.
-3. Paths that would hide or be hidden by a part of the sandbox are refused by name.
+3. Paths that would hide or be hidden by a part of the sandbox are refused by name. So is an image with a link
+   in such a place: bubblewrap follows it before the root is the sandbox's own, to files of this machine.
 """
 
 import stat
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from agentfly.resources.errors import StartFailed
+from agentfly.resources.images.inside import follow, link_on_the_way, refuse
 from agentfly.resources.runners import host_root
 from agentfly.resources.spec import ContainerSpec
 
@@ -99,6 +101,19 @@ class Root:
                     f"workdir: {self.spec.workdir} lies inside {other}, which the sandbox mounts itself",
                     hints=["use /workspace"],
                 )
+        for place in self._mount_points() if image != HOST else ():
+            if (link := link_on_the_way(image, place)) is not None:
+                raise StartFailed(
+                    f"image: {image} has a link at {link}, and the sandbox mounts its own {place}",
+                    hints=[f"use an image in which {link} is no link, or another workdir if it is that"],
+                )
+
+    def _mount_points(self) -> Iterator[str]:
+        """What bubblewrap makes in an image. Below /dev it makes everything in a file system of its own."""
+        yield from ("/proc", "/dev", DAEMON, UPPER)
+        yield from (scratch.path for scratch in self.scratch() if not scratch.path.startswith("/dev/"))
+        if self.spec.network:
+            yield "/etc/resolv.conf"
 
     def overlays(self) -> Iterator[tuple[str, str, str]]:
         """(lower folder on this machine, name below upper and work, place in the sandbox)."""
@@ -131,8 +146,11 @@ class Root:
         """A workdir with content belongs to the image; a folder in memory over it would hide that."""
         if self.spec.image == HOST and PurePosixPath(folder).parts[1] not in ("usr", "etc"):
             return False
-        path = Path("/" if self.spec.image == HOST else self.spec.image) / folder.lstrip("/")
-        return path.is_dir() and any(path.iterdir())
+        root = "" if self.spec.image == HOST else self.spec.image
+        try:
+            return any(Path(f"{root}/{follow(root, folder.split('/'), refuse)}").iterdir())
+        except OSError:
+            return False
 
     @property
     def disk_mb(self) -> int:
