@@ -16,7 +16,7 @@ from typing import Literal
 
 from agentfly.errors import AgentflyError
 from agentfly.local import environments
-from agentfly.local.paths import cache_dir, run_dir
+from agentfly.local.paths import cache_dir, image_cache, run_dir
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
 from agentfly.sandbox.binary import find_sandboxd
 
@@ -36,7 +36,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in the order in which a run needs them."""
-    return [_python(), _sandboxd(), _sandboxes(), *_tools(), *_environments(), _gpu(), _memory(), _disk()]
+    sandboxes = [_sandboxd(), _sandboxes(), _images()]
+    return [_python(), *sandboxes, *_tools(), *_environments(), _gpu(), _memory(), _disk()]
 
 
 def _python() -> Finding:
@@ -62,6 +63,15 @@ def _sandboxes() -> Finding:
         return "; ".join(["bubblewrap, overlay root, user namespaces", *runner.notes()])
 
     return _try("sandboxes", "pools of type Container", check)
+
+
+def _images() -> Finding:
+    def check() -> str:
+        cache = image_cache()
+        count, size = cache.usage()
+        return f"{count} unpacked, {size / 2**30:.1f} of {cache.limit / 2**30:.0f} GiB, in {cache.folder}"
+
+    return _try("images", "pools with an image other than host", check)
 
 
 def _tools() -> list[Finding]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from agentfly.api import PoolUse, ResourcePool
 from agentfly.broker.pools import pool_spec
 from agentfly.broker.server import BrokerServer
-from agentfly.local.paths import run_dir
+from agentfly.local.paths import image_cache, run_dir
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
@@ -62,7 +62,7 @@ async def data_plane(
     await asyncio.to_thread(sweep_dead, run_dir())
     async with AsyncExitStack() as stack:
         scratch = stack.enter_context(owned_folder(run_dir()))
-        sandboxes = BubblewrapRunner(scratch, find_sandboxd())
+        sandboxes = BubblewrapRunner(scratch, find_sandboxd(), images=image_cache())
         stack.push_async_callback(sandboxes.close)
         models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
         instances = InProcessRunner(scratch / "i")

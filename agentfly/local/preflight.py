@@ -28,6 +28,8 @@ from agentfly.api.pooltypes import Credential
 from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError, shown
 from agentfly.errors import AgentflyError
 from agentfly.refs import ReferenceFailed, load
+from agentfly.resources.errors import ResourceError
+from agentfly.resources.images.reference import locate
 from agentfly.roles.plan import Places, inference_pool, rollout_role, trainer_config
 from agentfly.tasks import read_tasks
 
@@ -196,15 +198,13 @@ def _placed(pool: ResourcePool, base: Path) -> ResourcePool:
     container, service = pool.spec.container, pool.spec.model_service
     where = f"ResourcePool {pool.metadata.name}: spec"
     arm: dict[str, ApiModel] = {}
-    if container is not None and container.image != "host":
-        image = container.image
-        if not os.path.isdir(base / image):
-            problem = f"{image} is not a directory (looked at {base / image})"
-            if not _looks_like_a_path(image):
-                problem = f"{image} names an image, and this machine has no runner for images"
-            hints = ["use host or a directory with a root file system"]
-            raise AgentflyError(f"{where}.container.image: {problem}", hints=hints)
-        arm["container"] = container.model_copy(update={"image": str(base / image)})
+    if container is not None and container.runtime == "Bubblewrap":
+        try:
+            image = locate(container.image, base)
+        except ResourceError as error:
+            problem = error.message.removeprefix("image: ")
+            raise AgentflyError(f"{where}.container.image: {problem}", hints=error.hints) from error
+        arm["container"] = container.model_copy(update={"image": str(image)})
     if service is not None and os.path.isdir(base / service.model):
         arm["model_service"] = service.model_copy(update={"model": str(base / service.model)})
     elif service is not None and service.model.startswith(("/", "./", "../")):
@@ -240,12 +240,6 @@ def _found_key(key: Credential, base: Path, where: str) -> Credential:
         hints = ["write the key into it, readable to you alone"]
         raise AgentflyError(f"{where}.file: {base / key.file} cannot be read", hints=hints)
     return key.model_copy(update={"file": str(base / key.file)})
-
-
-def _looks_like_a_path(image: str) -> bool:
-    """Whether a person meant a directory: a reference to an image has a tag or begins with its registry."""
-    first, slash, _ = image.partition("/")
-    return image.startswith((".", "/")) or (bool(slash) and ":" not in image and "." not in first)
 
 
 def _load(field: str, reference: str, base: Path) -> Any:

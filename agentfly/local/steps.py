@@ -20,10 +20,12 @@ from agentfly.errors import AgentflyError
 from agentfly.local import environments
 from agentfly.local.plane import DataPlane
 from agentfly.local.processes import role_environment, run_to_end
+from agentfly.resources.images.holds import UNPACK_S
+from agentfly.resources.images.reference import HOST
 from agentfly.resources.lease import Lease
 from agentfly.roles.plan import BUILD_DEADLINE_S, Places, model_path, model_role
 
-PROOF_S = 60.0  # a sandbox starts in milliseconds; its image may have to be unpacked
+PROOF_S = 60.0  # a sandbox starts in milliseconds, on a machine that may be busy
 ENVIRONMENT_S = 7200.0  # gigabytes over a slow line, twice: another process may have begun and failed
 
 Value = TypeVar("Value")
@@ -108,9 +110,15 @@ async def prove(plane: DataPlane, pools: Sequence[ResourcePool], start_timeout_s
     """
     for pool in pools:
         name = pool.metadata.name
-        deadline = start_timeout_s if pool.spec.type == "ModelService" else PROOF_S
+        deadline = start_timeout_s if pool.spec.type == "ModelService" else PROOF_S + _image_s(pool)
         async with await plane.engine.acquire(name, "proof", deadline=deadline):
             pass
+
+
+def _image_s(pool: ResourcePool) -> float:
+    """How long the first member may wait for its image; this machine's own root and a folder are there."""
+    image = HOST if pool.spec.container is None else pool.spec.container.image
+    return 0.0 if image == HOST or image.startswith("/") else UNPACK_S
 
 
 async def lease_servers(plane: DataPlane, policy: ResourcePool, owner: str, deadline_s: float) -> list[Lease]:

@@ -35,8 +35,8 @@ class Reference:
     name: str = ""
 
     def __str__(self) -> str:
-        if self.form == "host":
-            return HOST
+        if self.form in ("host", "dir"):
+            return self.path or HOST
         return ":".join([self.form, self.path, *([self.name] if self.name else [])])
 
 

@@ -343,7 +343,7 @@ def test_an_image_that_is_no_directory_is_refused(folder, image):
     looked = str(folder.base / image).replace(str(folder.base), "<here>")
     assert folder.refused() == (
         f"ResourcePool shell: spec.container.image: {image} is not a directory (looked at {looked})\n"
-        "  hint: use host or a directory with a root file system"
+        "  hint: use host, a directory with a root file system, or tar:, oci:, docker-archive: and a path"
     )
 
 
@@ -352,10 +352,42 @@ def test_an_image_that_is_no_directory_is_refused(folder, image):
 )
 def test_an_image_of_a_registry_is_refused(folder, image):
     folder.pool("shell", {**POOL, "container": {"image": image}})
-    assert folder.refused() == (
-        f"ResourcePool shell: spec.container.image: {image} names an image, "
-        "and this machine has no runner for images\n"
-        "  hint: use host or a directory with a root file system"
+    assert folder.refused().startswith(
+        f"ResourcePool shell: spec.container.image: {image} names an image of a registry, "
+        "and sandboxes of this machine's bubblewrap pull none\n"
+        f"  hint: make a file of it: docker save -o image.tar {image}, then image: docker-archive:image.tar\n"
+    )
+
+
+@pytest.mark.parametrize("runtime", ["ContainerCLI", "Enroot"])
+def test_an_image_of_a_registry_is_for_runtimes_that_pull(folder, runtime):
+    folder.pool("shell", {**POOL, "container": {"image": "python:3.12", "runtime": runtime}})
+    (pool,) = folder.run().pools
+    assert pool.spec.container is not None
+    assert pool.spec.container.image == "python:3.12"
+
+
+@pytest.mark.parametrize(
+    ("image", "placed"),
+    [
+        ("tar:root.tar.gz", "tar:{}/root.tar.gz"),
+        ("docker-archive:./root.tar.gz:a:1", "docker-archive:{}/root.tar.gz:a:1"),
+        ("packages:bookworm/git", "packages:bookworm/git"),
+    ],
+)
+def test_an_image_in_a_file_is_relative_to_the_manifest(folder, image, placed, monkeypatch):
+    monkeypatch.chdir("/")
+    (folder.base / "root.tar.gz").touch()
+    folder.pool("shell", {**POOL, "container": {"image": image}})
+    (pool,) = folder.run().pools
+    assert pool.spec.container is not None
+    assert pool.spec.container.image == placed.format(folder.base)
+
+
+def test_a_file_of_an_image_that_is_not_there_is_refused(folder):
+    folder.pool("shell", {**POOL, "container": {"image": "tar:no.tar"}})
+    assert folder.refused().startswith(
+        "ResourcePool shell: spec.container.image: tar:no.tar is not a file (looked at <here>/no.tar)\n"
     )
 
 

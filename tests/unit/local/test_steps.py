@@ -35,14 +35,15 @@ class Engine:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-async def test_a_pool_of_model_services_has_the_time_that_a_server_may_take_to_start() -> None:
+async def test_a_pool_has_the_time_that_its_server_may_take_to_start_or_its_image_to_unpack() -> None:
+    packed = {**CONTAINER, "container": {"image": "tar:/root.tar"}}
     pools = [
         ResourcePool.model_validate({"metadata": {"name": name}, "spec": spec})
-        for name, spec in {"box": CONTAINER, "judge": MODEL}.items()
+        for name, spec in {"box": CONTAINER, "judge": MODEL, "packed": packed}.items()
     ]
     engine = Engine()
     await steps.prove(DataPlane(engine, ""), pools, 300.0)  # type: ignore[arg-type]
-    assert engine.deadlines == {"box": 60.0, "judge": 300.0}
+    assert engine.deadlines == {"box": 60.0, "judge": 300.0, "packed": 960.0}
 
 
 # 3. environments are built by a process of their own

@@ -40,6 +40,7 @@ def test_every_form_is_known_and_absolute(base, text, expected):
     found = locate(text.replace("{}", str(base)), base)
     assert found == Reference(expected.form, expected.path.replace("{}", str(base)), expected.name)
     assert locate(str(found), Path("/nowhere")) == found  # 3.
+    assert str(found).startswith("/") == (expected.form == "dir")
 
 
 @pytest.mark.parametrize(
