@@ -39,11 +39,21 @@ from agentfly.resources.claims import DEFAULT_KEY, Ask, Entry
 from agentfly.resources.demand import Demands, counted
 from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError
 from agentfly.resources.events import Events, Observer
-from agentfly.resources.lease import BEATS_PER_TTL, Holdings, Lease, LeaseInfo, PoolStatus, Request, Scope
+from agentfly.resources.lease import (
+    BEATS_PER_TTL,
+    Holdings,
+    Lease,
+    LeaseInfo,
+    LeaseStatus,
+    PoolStatus,
+    Request,
+    Scope,
+)
 from agentfly.resources.leasing import Leasing
 from agentfly.resources.members import RESET_S, Members
 from agentfly.resources.pool import Pool
-from agentfly.resources.report import check_room, image_of, late, pool_status
+from agentfly.resources.rates import Rates
+from agentfly.resources.report import check_room, image_of, late, lease_status, pool_status
 from agentfly.resources.runners.base import Runner
 from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
 from agentfly.resources.turns import Turns
@@ -62,7 +72,9 @@ class ResourceEngine:
     ) -> None:
         self._runners = {runner.name: runner for runner in runners}
         self._pools: dict[str, Pool] = {}
+        self._rates = Rates()
         self._events = Events()
+        self._events.observe(self._rates.note)
         self._turns = Turns(self._carry_out)
         self._members = Members(self._turns.due, self._events.emit)
         self._holdings = Holdings(self)
@@ -110,7 +122,7 @@ class ResourceEngine:
         if reason is not None:
             raise ResourceError(f"pool {pool.name}: runner {wanted} cannot work here: {reason}")
         prefix = f"{pool.name}-{secrets.token_hex(2)}"  # names of members that an earlier process left behind
-        self._pools[pool.name] = Pool(pool, shared=pool.shared, prefix=prefix)
+        self._pools[pool.name] = Pool(pool, prefix=prefix)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -282,7 +294,12 @@ class ResourceEngine:
 
     def pool_status(self) -> dict[str, PoolStatus]:
         """As ``status``, for callers that cannot wait."""
-        return {name: pool_status(pool) for name, pool in self._pools.items()}
+        return {name: pool_status(pool, self._rates) for name, pool in self._pools.items()}
+
+    def leases(self) -> list[LeaseStatus]:
+        """What is held now."""
+        now = _now()
+        return [status for claim in self._claims if (status := lease_status(claim, now)) is not None]
 
     # Claims.
 
@@ -312,7 +329,8 @@ class ResourceEngine:
                 return pool
         name = f"{'shared' if shared else 'spec'}-{identity}"
         resource = parse_spec(spec.model_dump())
-        self.add_pool(PoolSpec(name=name, resource=resource, max=SPEC_POOL_MAX, shared=shared))
+        most = 1 if shared else SPEC_POOL_MAX
+        self.add_pool(PoolSpec(name=name, resource=resource, max=most, shared=shared))
         return self._pools[name]
 
     def _enter(self, ask: Ask, owner: str, attempt: int) -> Entry:

@@ -1,52 +1,52 @@
 """The policy of one pool, as a state machine without I/O: events in, one ``decide(now)`` out.
 
 Guarantees:
-1. Members that are starting, free, leased, resetting or stopping together never number more than ``max``.
-2. Waiters are served in the order in which they asked. One whose member dies before the hand-over, or whose
-   own reset fails, is again where its first asking put it.
+1. Members that exist in any state together never number more than ``max``. Where ``max`` was lowered,
+   nothing is started before they are fewer, and those that nobody holds go.
+2. Waiters of a share are served in the order in which they asked, except that one whose image has no member
+   is passed by few. One whose member dies before the hand-over, or whose own reset fails, is again where its
+   first asking put it. Shares are served by their weights; reserved members are for their share alone.
 3. Free means verified: a member becomes free by a start or by a clean reset, in no other way.
 4. A withdrawn ticket leaves nothing: no place in the queue, no hold on a member, no start that was begun for
    it and that nobody else needs.
 5. A lease ends at its TTL unless it was renewed; its member is reset before anybody else has it.
-6. A member is retired after ``max_reuses`` or ``max_lifetime_s``, when it was handed back dirty, when it is
-   lost and when a reset does not verify it; never under a holder that still has it.
-7. Starts that fail are tried again after a pause that doubles, one at a time while no member lives. From
-   ``PERMANENT_FAILURES`` on, each failure with no member alive rejects the first waiter with the reason.
-8. ``min`` members are kept; those above it go after ``IDLE_S`` without a holder.
-9. A shared pool has one member with any number of holders. When the last one leaves it is reset, or, if
-   ``min`` is 0, stopped.
-10. Above ``max_pending`` waiters, asking fails at once with an estimate of when to ask again.
+6. A member is retired after ``max_reuses`` or ``max_lifetime_s``, above ``max_memory_mb``, when it was handed
+   back dirty, when it is lost and when a reset does not verify it; never under a holder that still has it.
+7. Starts that fail are tried again after a pause that doubles, one at a time while no member of their image
+   lives. From ``PERMANENT_FAILURES`` on, each failure with none alive rejects the first waiter for that image
+   with the reason. Starts keep to ``max_starting`` and ``starts_per_s``.
+8. ``min`` members are kept, and ``buffer`` free ones beside those that are held; others go after ``IDLE_S``
+   without a holder.
+9. A member of a shared pool has any number of holders, and a new one gets the member with the fewest; another
+   is started when all have ``slots``. Where there can be one member only, it is reset when its last holder
+   leaves, or, if ``min`` is 0, stopped.
+10. Above ``max_pending`` waiters, asking fails at once with an estimate of when to ask again, unless a member
+    is free or reserved for the asker.
 11. News about what is gone or has moved on changes nothing, and says so by returning False.
 12. ``decide`` settles: asked again at the same moment, it has nothing to do.
+13. A waiter whose image has no member gets one in the place of a free one of the image that was not used
+    for longest, those of the announced window last. The window is filled, in its order, with what no waiter
+    needs.
+14. Up to ``quarantine`` members that a reset did not verify are kept as they are, until a waiter could be
+    served in no other way.
+15. What a decision costs does not grow with the members and waiters that it is not about.
 
 Not here: the clock, tasks, and who the owner of a ticket is (``engine``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from agentfly.resources.actions import (
-    Action,
-    Grant,
-    Lost,
-    Phase,
-    Probe,
-    Reason,
-    Reject,
-    Reset,
-    Start,
-    State,
-    Stop,
-)
-from agentfly.resources.errors import Saturated
-from agentfly.resources.pool_state import IDLE_S, PROBE_S, MemberRecord, PoolState, TicketRecord
-from agentfly.resources.spec import PoolSpec
+from agentfly.resources.actions import Action, Phase, Reason, State
+from agentfly.resources.errors import ResourceError, Saturated
+from agentfly.resources.records import MemberRecord, TicketRecord
+from agentfly.resources.rules import PoolRules
+from agentfly.resources.spec import ContainerSpec, PoolSpec
 
-PERMANENT_FAILURES = 5  # failures in a row, 15 s of pauses: more than a hiccup of a busy machine
-HOLD_WEIGHT = 0.2  # of the newest lease in the running mean of how long leases last
 RETRY_AFTER_S = (1.0, 60.0)  # bounds of what a refused asker is told to wait
+FIXED_FIELDS = ("name", "resource", "shared", "per_image")
 
 
-class Pool(PoolState):
+class Pool(PoolRules):
     """One pool: events and decisions."""
 
     # Events.
@@ -58,9 +58,9 @@ class Pool(PoolState):
             Saturated: there are ``max_pending`` waiters already.
             ResourceError: the pool has members of its own image only.
         """
-        waiting = len(self._queue)
-        if waiting >= self.spec.max_pending and waiting - self._servable() >= self.spec.max_pending:
-            low, high = RETRY_AFTER_S
+        image = self._image(image)
+        if not self._admits(share, image):
+            waiting, (low, high) = self.queued, RETRY_AFTER_S
             raise Saturated(
                 f"pool {self.spec.name}: {waiting} waiters, which is all that max_pending "
                 f"({self.spec.max_pending}) admits",
@@ -68,39 +68,32 @@ class Pool(PoolState):
                 hints=(f"raise max ({self.max}) or max_pending of the pool, or lower the concurrency",),
             )
         self._asked += 1
-        self._tickets[self._asked] = self._queue[self._asked] = TicketRecord(self._asked)
+        ticket = self._tickets[self._asked] = TicketRecord(self._asked, share, image)
+        self._shares.enter(ticket)
         return self._asked
 
     def withdraw(self, number: int, now: float, *, dirty: bool = False) -> bool:
         """The ticket's holder or waiter is through with it; a dirty member is not to be used again."""
-        ticket = self._tickets.pop(number, None)
-        if ticket is None:
-            return False
-        self._queue.pop(number, None)
-        if ticket.phase is Phase.HELD:
-            self._mean_hold += HOLD_WEIGHT * (now - ticket.since - self._mean_hold)
-        if ticket.member is not None:
-            member = self._members[ticket.member]
-            member.holders.discard(number)
-            if dirty and member.condemned is None:
-                member.condemned = Reason.DIRTY
-        return True
+        return self._end(number, now, dirty=dirty)
 
     def started(self, member_id: str, now: float) -> bool:
         """The start ended well."""
-        member = self._in(member_id, State.STARTING)
+        member = self._roster.get(member_id, State.STARTING)
         if member is None:
             return False
+        self._start_over(member)
         member.state = State.FREE
         member.since = member.born = member.probed = now
+        self._file(member)
         return True
 
     def start_failed(self, member_id: str, reason: str, now: float) -> bool:
         """The start ended badly and left nothing behind."""
-        member = self._in(member_id, State.STARTING)
+        member = self._roster.get(member_id, State.STARTING)
         if member is None:
             return False
-        del self._members[member_id]
+        self._start_over(member)
+        self._roster.remove(member)
         self._failed(member, reason, now)
         return True
 
@@ -109,10 +102,11 @@ class Pool(PoolState):
         ticket = self._tickets.get(number)
         if ticket is None or ticket.phase is not Phase.GRANTED or ticket.member is None:
             return False
-        ticket.phase, ticket.since, ticket.expires = Phase.HELD, began, began + self.spec.lease_ttl_s
-        member = self._members[ticket.member]
+        ticket.phase, ticket.since = Phase.HELD, began
+        self._expires(ticket, began + self.spec.lease_ttl_s)
+        member = self._roster.members[ticket.member]
         member.leases += 1
-        self._proved(member)
+        self._growth.proved(member.image, member.begun)
         return True
 
     def renewed(self, number: int, began: float) -> bool:
@@ -120,15 +114,17 @@ class Pool(PoolState):
         ticket = self._tickets.get(number)
         if ticket is None:
             return False
-        ticket.expires = max(ticket.expires, began + self.spec.lease_ttl_s)
+        self._expires(ticket, max(ticket.expires, began + self.spec.lease_ttl_s))
         return True
 
     def clean(self, number: int) -> bool:
         """The holder wants its member, or another, pristine. False: it holds none, or it is shared."""
         ticket = self._tickets.get(number)
-        if ticket is None or ticket.phase is not Phase.HELD or self.shared:
+        if ticket is None or ticket.phase is not Phase.HELD or ticket.member is None or self.shared:
             return False
         ticket.phase = Phase.CLEANING
+        self._expires(ticket, ticket.expires)
+        self._changed(self._roster.members[ticket.member])
         return True
 
     def reset_done(
@@ -138,55 +134,66 @@ class Pool(PoolState):
 
         ``memory_mb`` is what the member holds now, where the pool has a ``max_memory_mb``.
         """
-        member = self._in(member_id, State.RESETTING)
+        member = self._roster.get(member_id, State.RESETTING)
         if member is None:
             return False
         if clean:
             member.state, member.since, member.probed = State.FREE, now, now
+            self._weigh(member, memory_mb)
         else:
-            member.condemned = Reason.RESET_FAILED
+            member.condemned, member.why = Reason.RESET_FAILED, why
             self._scatter(member, str(Reason.RESET_FAILED), now)
+            self._changed(member)
         return True
 
     def lost(self, member_id: str, reason: str, now: float) -> bool:
         """The member is gone, or is not what it should be."""
-        member = self._in(member_id, State.FREE, State.LEASED, State.RESETTING)
+        member = self._roster.get(member_id, State.FREE, State.LEASED, State.RESETTING)
         if member is None:
             return False
         member.condemned = Reason.LOST
         self._scatter(member, reason, now)  # before the verdict: who was to get it may be the first waiter
+        self._changed(member)
         if member.leases == 0:  # it never worked: as good as a start that failed, and paused like one
             self._failed(member, reason, now)
         return True
 
     def probed(self, member_id: str, alive: bool, now: float, *, memory_mb: float | None = None) -> bool:
         """A probe was answered; ``memory_mb`` is what the member holds now, if the runner knows."""
-        member = self._in(member_id, State.FREE, State.LEASED)
+        member = self._roster.get(member_id, State.FREE, State.LEASED)
         if member is None:
             return False
         if not alive:
             return self.lost(member_id, "the probe found it gone", now)
         member.probed = now
-        self._proved(member)
+        self._growth.proved(member.image, member.begun)
+        self._weigh(member, memory_mb)
         return True
 
     def stopped(self, member_id: str) -> bool:
         """Nothing of the member is left."""
-        if self._in(member_id, State.STOPPING) is None:
+        member = self._roster.get(member_id, State.STOPPING)
+        if member is None:
             return False
-        del self._members[member_id]
+        self._roster.remove(member)
         return True
 
     def unquarantine(self, member_id: str) -> bool:
-        """Nobody needs to look at the member any more: it is stopped."""
-        return self._in(member_id, State.QUARANTINED) is not None
+        """Nobody needs to look at the member any more: it is stopped. False: it is not in quarantine."""
+        if self._roster.get(member_id, State.QUARANTINED) is None:
+            return False
+        self._released[member_id] = None
+        return True
 
     def demand(self, wanted: Mapping[str, int]) -> None:
         """How many members of each image should be free or coming, soonest need first, until the next call.
 
+        Each one that is granted fulfils one of them.
+
         Raises:
             ResourceError: the pool has members of its own image only.
         """
+        self._wanted = {self._image(image): count for image, count in wanted.items() if count > 0}
 
     def resize(self, spec: PoolSpec) -> None:
         """Go on under another specification of the same members.
@@ -194,7 +201,13 @@ class Pool(PoolState):
         Raises:
             ValueError: name, resource, shared or per_image differ; the message names the field.
         """
+        for name in FIXED_FIELDS:
+            if getattr(spec, name) != getattr(self.spec, name):
+                raise ValueError(f"{name}: of pool {self.spec.name} cannot change while it runs")
         self.spec = spec
+        self._shares.weights, self._shares.reserved = spec.weights, spec.reserved
+        for member in self._roster.members.values():
+            self._changed(member)
 
     def close(self) -> None:
         """From now on everything is stopped and nobody is served."""
@@ -204,149 +217,33 @@ class Pool(PoolState):
 
     def decide(self, now: float) -> list[Action]:
         """What is to be done, as of ``now``. The pool takes it as begun."""
-        if self.closed:
-            return list(self._stop_all())
-        rules = (self._expire, self._retire, self._grant, self._start, self._trim, self._probe)
-        return [action for rule in rules for action in rule(now)]
+        return list(self._stop_all(now) if self.closed else self._act(now))
 
     def wake_at(self, now: float) -> float | None:
         """When, after ``now``, ``decide`` may have something to do though nothing happened."""
         if self.closed:
             return None
-        times = [self._paused_until()]
-        lifetime = self.spec.max_lifetime_s
-        for member in self._members.values():
-            held = [self._tickets[number] for number in member.holders]
-            times += [ticket.expires for ticket in held if ticket.phase is Phase.HELD]
-            if member.state is State.FREE:
-                times.append(member.since + IDLE_S)
-                if lifetime is not None:
-                    times.append(member.born + lifetime)
-            if self._to_probe(member):
-                times.append(member.probed + PROBE_S)
+        times = self._growth.wakes(self.spec.starts_per_s)
+        for alarms in (self._ends, self._lives, self._idles, self._probes):
+            if (time := alarms.next()) is not None:
+                times.append(time)
         return min((time for time in times if time > now), default=None)
 
-    # The rules, in the order in which they are applied.
+    def _weigh(self, member: MemberRecord, memory_mb: float | None) -> None:
+        most = self.spec.max_memory_mb
+        if memory_mb is not None and most is not None and memory_mb > most and not self._in_use(member):
+            member.condemned = Reason.MAX_MEMORY
+            self._changed(member)
+        else:
+            self._file(member)
 
-    def _expire(self, now: float) -> Iterator[Action]:
-        for member in self._members.values():
-            for ticket in [self._tickets[number] for number in member.holders]:
-                if ticket.phase is Phase.HELD and ticket.expires <= now:
-                    self.withdraw(ticket.number, now)
-                    self._news.append(Lost(ticket.number, f"no heartbeat for {self.spec.lease_ttl_s:g} s"))
-        news, self._news = self._news, []
-        yield from news
-
-    def _retire(self, now: float) -> Iterator[Action]:
-        for member in self._members.values():
-            if member.state in (State.STARTING, State.STOPPING) or self._in_use(member):
-                continue
-            if reason := self._retirement(member, now):
-                for number in list(member.holders):
-                    self._requeue(self._tickets[number])
-                yield self._stop(member, reason)
-            elif member.state is State.LEASED:
-                member.state, member.since = State.RESETTING, now
-                self.resets += 1
-                yield Reset(member.id)
-
-    def _grant(self, now: float) -> Iterator[Action]:
-        own = [m for m in self._members.values() if m.state is State.FREE and m.holders]
-        for member in own:
-            for number in member.holders:  # reset for its own holder, who is not in the queue
-                yield self._hand_over(self._tickets[number], member, now)
-        if not self._queue:
-            return
-        free = [m for m in self._members.values() if self._grantable(m)]
-        free.sort(key=lambda m: (m.since, m.id))
-        while self._queue and free:
-            # The one that came back last goes out first, so that those above the need stay idle and end.
-            member = free[-1] if self.shared else free.pop()
-            yield self._hand_over(next(iter(self._queue.values())), member, now)
-
-    def _start(self, now: float) -> Iterator[Action]:
-        lacking = self._lacking()
-        if lacking <= 0 or now < self._paused_until():
-            return
-        room = self.max - len(self._members)
-        if self.start_failing():
-            room = min(room, 1 - self.count(State.STARTING))
-        caused = {member.cause for member in self._members.values()}
-        causes = (number for number in self._queue if number not in caused)
-        for _ in range(min(room, lacking)):
-            self.starts += 1
-            member = MemberRecord(
-                f"{self._prefix}-{self.starts}", begun=now, cause=next(causes, None), since=now
+    def _image(self, image: str) -> str:
+        own = self.spec.resource.image if isinstance(self.spec.resource, ContainerSpec) else ""
+        if image in ("", own):
+            return ""
+        if not self.spec.per_image:
+            raise ResourceError(
+                f"pool {self.spec.name}: has no members of image {image}",
+                hints=("leave the image out", "or set per_image of the pool, if it has containers"),
             )
-            self._members[member.id] = member
-            yield Start(member.id)
-
-    def _trim(self, now: float) -> Iterator[Action]:
-        starting = [m for m in self._members.values() if m.state is State.STARTING]
-        for member in reversed(starting):
-            abandoned = member.cause is not None and member.cause not in self._tickets
-            if abandoned and self._lacking() < 0:
-                yield self._stop(member, Reason.NOT_NEEDED)
-        idle = [m for m in self._members.values() if m.state is State.FREE and now >= m.since + IDLE_S]
-        for member in sorted(idle, key=lambda m: (m.since, m.id)):
-            if self._present() > self.min:
-                yield self._stop(member, Reason.IDLE)
-
-    def _probe(self, now: float) -> Iterator[Action]:
-        for member in self._members.values():
-            if self._to_probe(member) and now >= member.probed + PROBE_S:
-                member.probed = now
-                yield Probe(member.id)
-
-    def _stop_all(self) -> Iterator[Action]:
-        for member in self._members.values():
-            if member.state is not State.STOPPING:
-                for number in list(member.holders):
-                    self._requeue(self._tickets[number])
-                yield self._stop(member, Reason.CLOSED)
-
-    def _failed(self, member: MemberRecord, reason: str, now: float) -> None:
-        self.failures += 1
-        self.last_failure = reason
-        if member.begun <= self._failed_at:
-            return  # begun before the last failure was known: the same cause, not one more verdict
-        self._failed_rounds += 1
-        self._failed_at = now
-        if self._queue and self._failed_rounds >= PERMANENT_FAILURES and not self._alive():
-            first = next(iter(self._queue))
-            self.withdraw(first, now)
-            self._news.append(Reject(first, reason))
-
-    def _proved(self, member: MemberRecord) -> None:
-        # Older members prove nothing: they lived while the last start failed.
-        if member.begun > self._failed_at:
-            self._failed_rounds = 0
-
-    def _scatter(self, member: MemberRecord, reason: str, now: float) -> None:
-        for number in list(member.holders):
-            ticket = self._tickets[number]
-            if ticket.phase is Phase.HELD:
-                self.withdraw(number, now)
-                self._news.append(Lost(number, reason))
-            else:
-                self._requeue(ticket)
-
-    def _requeue(self, ticket: TicketRecord) -> None:
-        if ticket.member is not None:
-            self._members[ticket.member].holders.discard(ticket.number)
-        ticket.phase, ticket.member = Phase.WAITING, None
-        self._queue = dict(sorted([*self._queue.items(), (ticket.number, ticket)]))  # where it was
-
-    def _hand_over(self, ticket: TicketRecord, member: MemberRecord, now: float) -> Grant:
-        self._queue.pop(ticket.number, None)
-        ticket.phase, ticket.member = Phase.GRANTED, member.id
-        member.holders.add(ticket.number)
-        member.state, member.since = State.LEASED, now
-        for start in self._members.values():
-            if start.cause == ticket.number:
-                start.cause = None  # another member came first; the start is now the pool's own growth
-        return Grant(ticket.number, member.id)
-
-    def _stop(self, member: MemberRecord, reason: Reason) -> Stop:
-        member.state, member.condemned = State.STOPPING, reason
-        return Stop(member.id, reason)
+        return image

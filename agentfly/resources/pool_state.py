@@ -1,89 +1,78 @@
-"""What is true of a pool: its members, its tickets, and readings of them.
+"""What is true of a pool: its members, its tickets, its times, and readings of them.
 
 Guarantees:
-1. Nothing here changes anything: every reading is a function of the records, and none of counters.
+1. A reading changes nothing, and is a function of the records: the indexes hold nothing else.
 2. A ticket waits if and only if it is in the queue; a member is held by the tickets in its ``holders``.
 
-Not here: what changes the records, and what follows from the readings (``pool``).
+Not here: what changes the records, and what follows from the readings (``rules``, ``pool``).
 """
 
-from dataclasses import dataclass, field
-
 from agentfly.resources.actions import Action, Phase, Reason, State
+from agentfly.resources.alarms import Alarms
+from agentfly.resources.growth import Growth
+from agentfly.resources.records import MemberRecord, Roster, TicketRecord
+from agentfly.resources.shares import Shares
 from agentfly.resources.spec import PoolSpec
 
-BACKOFF_S = 1.0  # first pause after a failed start: long enough that a crash loop costs little
-BACKOFF_MAX_S = 30.0  # a repaired image or disk is noticed within this time
 IDLE_S = 300.0  # a pool that is used in bursts keeps its members between them
 PROBE_S = 10.0  # how long a dead free member may be counted as ready
-
-
-@dataclass(slots=True)
-class MemberRecord:
-    """One member as its pool knows it. Times are those of the events."""
-
-    id: str
-    begun: float
-    cause: int | None  # the waiter this start was begun for; None once it is the pool's own
-    state: State = State.STARTING
-    since: float = 0.0
-    born: float = 0.0
-    probed: float = 0.0
-    leases: int = 0
-    holders: set[int] = field(default_factory=set)
-    condemned: Reason | None = None
-
-
-@dataclass(slots=True)
-class TicketRecord:
-    """One asking, from the queue to the end of its lease."""
-
-    number: int
-    phase: Phase = Phase.WAITING
-    member: str | None = None
-    since: float = 0.0
-    expires: float = 0.0
+FIRST_HOLD_S = 1.0  # what a lease is taken to last while none has ended
 
 
 class PoolState:
     """The records of one pool. ``prefix`` starts the ids of its members."""
 
-    def __init__(self, spec: PoolSpec, *, shared: bool = False, prefix: str | None = None) -> None:
+    def __init__(self, spec: PoolSpec, *, prefix: str | None = None) -> None:
         self.spec = spec
-        self.shared = shared
-        self.max = 1 if shared else spec.max
-        self.min = min(spec.min, self.max)
+        self.shared = spec.shared
         self.starts = self.resets = self.failures = 0
         self.last_failure = ""
         self.closed = False
         self._prefix = prefix or spec.name
-        self._members: dict[str, MemberRecord] = {}
+        self._roster = Roster(spec.shared)
         self._tickets: dict[int, TicketRecord] = {}
-        self._queue: dict[int, TicketRecord] = {}  # those that wait, in the order of asking
+        self._shares = Shares(spec.weights, spec.reserved)
+        self._growth = Growth()
+        self._wanted: dict[str, int] = {}  # what ``demand`` asked for last
         self._news: list[Action] = []  # what holders and waiters are to be told
+        self._touched: dict[str, None] = {}  # members that may have to be reset or retired
+        self._released: dict[str, None] = {}  # from quarantine
+        self._abandoned: dict[str, None] = {}  # starts whose waiter left
+        self._ends: Alarms[int] = Alarms()  # of leases
+        self._lives: Alarms[str] = Alarms()
+        self._idles: Alarms[str] = Alarms()
+        self._probes: Alarms[str] = Alarms()
         self._asked = 0
-        self._failed_rounds = 0
-        self._failed_at = float("-inf")
         self._mean_hold = 0.0
 
     # What is true now.
 
+    @property
+    def max(self) -> int:
+        """How many members there may be."""
+        return self.spec.max
+
+    @property
+    def min(self) -> int:
+        """How many members are kept without anybody asking."""
+        return self.spec.min
+
     def count(self, *states: State) -> int:
         """How many members are in one of these states."""
-        return sum(member.state in states for member in self._members.values())
+        return sum(len(self._roster.state(state)) for state in states)
 
     @property
     def queued(self) -> int:
         """How many tickets wait."""
-        return len(self._queue)
+        return len(self._shares.waiting)
+
+    def ahead(self, number: int) -> int:
+        """How many tickets wait that asked before this one."""
+        return sum(other < number for other in self._shares.waiting)
 
     def quarantined(self) -> dict[str, str]:
         """The members in quarantine, oldest first, and what the check of each found."""
-        return {}
-
-    def ahead(self, number: int) -> int:
-        """How many tickets wait before this one."""
-        return sum(other < number for other in self._queue)
+        return {member.id: member.why for member in self._roster.state(State.QUARANTINED).values()}
 
     def reason(self) -> Reason:
         """The one word for how the pool is doing."""
@@ -91,44 +80,42 @@ class PoolState:
             return Reason.CLOSED
         if self.start_failing():
             return Reason.START_FAILING
-        if self._queue and len(self._members) >= self.max:
+        if self._shares.waiting and len(self._roster) >= self.max:
             return Reason.AT_MAX
         alive = self.count(State.FREE, State.LEASED, State.RESETTING)
-        return Reason.STARTING if self._queue or alive < self.min else Reason.READY
+        return Reason.STARTING if self._shares.waiting or alive < self.min else Reason.READY
 
     def start_failing(self) -> bool:
         """True while the last start failed and no member lives."""
-        return self._failed_rounds > 0 and not self._alive()
+        return bool(self._growth.failures) and not self._alive()
 
-    def _in(self, member_id: str, *states: State) -> MemberRecord | None:
-        member = self._members.get(member_id)
-        return member if member is not None and member.state in states else None
-
-    def _grantable(self, member: MemberRecord) -> bool:
-        if member.condemned or member.state not in (State.FREE, State.LEASED):
-            return False
-        return self.shared or (not member.holders and member.state is State.FREE)
-
-    def _servable(self) -> int | float:
-        free = sum(self._grantable(member) for member in self._members.values())
-        return float("inf") if self.shared and free else free
+    def _alive(self, image: str | None = None) -> bool:
+        members = self._roster.members if image is None else self._roster.of_image(image)
+        living = (State.FREE, State.LEASED, State.RESETTING)
+        return any(m.state in living and not m.condemned for m in members.values())
 
     def _present(self) -> int:
-        return len(self._members) - self.count(State.STOPPING)
+        return len(self._roster) - self.count(State.STOPPING, State.QUARANTINED)
 
-    def _alive(self) -> bool:
-        living = (State.FREE, State.LEASED, State.RESETTING)
-        return any(m.state in living and not m.condemned for m in self._members.values())
+    def _lease_s(self) -> float:
+        return self._mean_hold or FIRST_HOLD_S
 
-    def _lacking(self) -> int:
-        """How many starts are missing; below 0, how many there are too many."""
-        coming = present = 0
-        for member in self._members.values():
-            present += member.state is not State.STOPPING
-            back = member.state is State.RESETTING and not member.holders
-            coming += back or member.state is State.STARTING
-        waiting = min(len(self._queue), 1) if self.shared else len(self._queue)
-        return max(self.min - present, waiting - coming)
+    def _admits(self, share: str, image: str) -> bool:
+        """True if one more may ask: there is room in the queue, or it need not wait."""
+        waiting = self._shares.waiting
+        if len(waiting) < self.spec.max_pending:
+            return True
+        if self.shared:
+            return self._roster.living() > 0
+        mine = self._shares.shares.get(share)
+        if self._shares.room(self.max).reserved.get(share, 0) > (len(mine.waiting) if mine else 0):
+            return True
+        wanted: dict[str, int] = {image: 1}
+        for ticket in waiting.values():
+            wanted[ticket.image] = wanted.get(ticket.image, 0) + 1
+        served = sum(min(count, len(self._roster.free(name))) for name, count in wanted.items())
+        served = min(served, self._shares.eligible(self.max, more=1))
+        return len(waiting) + 1 - served <= self.spec.max_pending
 
     def _in_use(self, member: MemberRecord) -> bool:
         # A holder that waits for the reset of its member does not use it.
@@ -141,13 +128,28 @@ class PoolState:
             return Reason.MAX_REUSES
         if self.spec.max_lifetime_s is not None and now >= member.born + self.spec.max_lifetime_s:
             return Reason.MAX_LIFETIME
-        return Reason.IDLE if self.shared and member.state is State.LEASED and self.min == 0 else None
+        if self._excess() > 0 and not member.holders:
+            return Reason.RESIZED
+        alone = self.shared and self.max == 1 and self.min == 0
+        return Reason.IDLE if alone and member.state is State.LEASED else None
 
-    def _to_probe(self, member: MemberRecord) -> bool:
+    def _excess(self) -> int:
+        """How many members have to go because ``max`` was lowered."""
+        return len(self._roster) - self.count(State.STOPPING) - self.max
+
+    # Records and what is indexed by them.
+
+    def _file(self, member: MemberRecord) -> None:
+        """To be called after every change of a member."""
+        self._roster.file(member)
+        free = member.state is State.FREE
+        lifetime = self.spec.max_lifetime_s
         # The leases of an exclusive member are renewed at its own daemon: each renewal is a probe.
-        return member.state is State.FREE or (self.shared and member.state is State.LEASED)
+        probed = free or (self.shared and member.state is State.LEASED)
+        self._idles.set(member.id, member.since + IDLE_S if free else None)
+        self._lives.set(member.id, member.born + lifetime if free and lifetime is not None else None)
+        self._probes.set(member.id, member.probed + PROBE_S if probed else None)
 
-    def _paused_until(self) -> float:
-        if self._failed_rounds == 0:
-            return float("-inf")
-        return self._failed_at + min(BACKOFF_S * 2.0 ** min(self._failed_rounds - 1, 16), BACKOFF_MAX_S)
+    def _expires(self, ticket: TicketRecord, when: float) -> None:
+        ticket.expires = when
+        self._ends.set(ticket.number, when if ticket.phase is Phase.HELD else None)

@@ -12,8 +12,9 @@ import pytest
 
 from agentfly.resources.actions import Action, Grant, Lost, Probe, Reason, Reject, Reset, Start, State, Stop
 from agentfly.resources.errors import Saturated
+from agentfly.resources.growth import BACKOFF_MAX_S
 from agentfly.resources.pool import Pool
-from agentfly.resources.pool_state import BACKOFF_MAX_S, IDLE_S, PROBE_S
+from agentfly.resources.pool_state import IDLE_S, PROBE_S
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 Step = float | tuple[Any, ...]
@@ -34,9 +35,9 @@ TIMED = {
 class Clock:
     """A pool, its time, and the actions of the last step."""
 
-    def __init__(self, *, shared: bool = False, **fields: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
         spec = PoolSpec.model_validate({"name": "p", "resource": ContainerSpec(), **fields})
-        self.pool = Pool(spec, shared=shared)
+        self.pool = Pool(spec)
         self.now = 100.0
         self.actions: list[Action] = self.pool.decide(self.now)
 

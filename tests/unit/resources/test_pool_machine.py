@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 
 from agentfly.resources.actions import Action, Grant, Lost, Probe, Reject, Reset, Start, State, Stop
 from agentfly.resources.errors import Saturated
+from agentfly.resources.growth import BACKOFF_MAX_S
 from agentfly.resources.pool import Pool
-from agentfly.resources.pool_state import BACKOFF_MAX_S
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 
@@ -44,9 +44,10 @@ class PoolMachine(RuleBasedStateMachine):
             max_reuses=reuses,
             max_lifetime_s=lifetime,
             max_pending=pending,
+            shared=self.shared,
         )
-        self.pool = Pool(spec, shared=self.shared)
-        self.max = 1 if self.shared else maximum
+        self.pool = Pool(spec)
+        self.max = maximum
         self.pending = pending
         self.now = 0.0
         self.starting: set[str] = set()
