@@ -5,6 +5,7 @@ Guarantees:
 2. Credentials are references, never values.
 """
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
@@ -58,6 +59,9 @@ class Reset(ApiModel):
     )
 
 
+_FORM_ALONE = "^(dir|tar|oci|oci-archive|docker-archive|packages):$"
+
+
 class Container(ApiModel):
     """A sandbox: one container in which tools run commands."""
 
@@ -65,8 +69,10 @@ class Container(ApiModel):
         default="host",
         min_length=1,
         max_length=1024,
-        description="Root file system: host for this machine's own, read-only under an overlay, or a "
-        "directory, relative to the manifest. Default host.",
+        description="Root file system. Bubblewrap: host for this machine's own, read-only under an overlay; "
+        "a directory, tar:PATH, oci:PATH[:NAME], oci-archive:PATH[:NAME] or docker-archive:PATH[:NAME], "
+        "relative to the manifest; or packages:SUITE/PACKAGE,PACKAGE of Debian. Else an image of a registry "
+        "such as python:3.12. Default host.",
     )
     runtime: Literal["Bubblewrap", "ContainerCLI", "Enroot"] = Field(
         default="Bubblewrap",
@@ -100,6 +106,13 @@ class Container(ApiModel):
     )
     reset: Reset = Field(default=Reset(), description="Between two holders. Absent: its defaults.")
     rules: ClassVar = (
+        Rule(
+            cel=f"!self.image.matches('{_FORM_ALONE}')",
+            holds=lambda self: re.fullmatch(_FORM_ALONE, self.image) is None,
+            field="image",
+            problem="names no path after the colon",
+            hint="write it there, as in tar:root.tar.gz",
+        ),
         Rule(
             cel=f"self.env.map(name, size(name) + size(self.env[name])).sum() <= {ENV_MAX}",
             holds=lambda self: sum(len(name) + len(self.env[name]) for name in self.env) <= ENV_MAX,

@@ -230,6 +230,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"rollout.maxInfraRetries": 5},
         [STALL],
     ),
+    "an image that is a form alone": (
+        "ResourcePool",
+        {"container.image": "docker-archive:"},
+        ["spec.container.image: image names no path after the colon; write it there, as in tar:root.tar.gz"],
+    ),
     "an environment longer than a daemon reads": (
         "ResourcePool",
         {"container.env": {**ENV, "LAST": "x" * 4}},
