@@ -21,7 +21,7 @@ import aiohttp
 from agentfly.broker import wire
 from agentfly.resources.demand import counted
 from agentfly.resources.errors import Infra
-from agentfly.resources.lease import Holdings, Lease, LeaseInfo, PoolStatus, Request, Scope
+from agentfly.resources.lease import Holdings, Lease, LeaseInfo, LeaseStatus, PoolStatus, Request, Scope
 from agentfly.resources.spec import ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -122,8 +122,13 @@ class BrokerClient:
 
     async def status(self) -> dict[str, PoolStatus]:
         """The counts of each pool, by name."""
-        answer = await self._request("GET", wire.STATUS, None, CALL_S)
+        answer = await self._request("GET", wire.POOLS, None, CALL_S)
         return {name: PoolStatus.model_validate(status) for name, status in answer.items()}
+
+    async def leases(self) -> list[LeaseStatus]:
+        """Every lease that anybody holds at this broker."""
+        answer = await self._request("GET", wire.LEASES, None, CALL_S)
+        return [LeaseStatus.model_validate(lease) for lease in answer]
 
     def _begin_release(self, lease_id: str, *, dirty: bool) -> "asyncio.Task[Any]":
         self._holdings.drop(lease_id)

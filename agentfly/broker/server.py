@@ -6,6 +6,7 @@ Guarantees:
 2. A lease whose answer does not reach its client, and every lease of a client that died, ends at its TTL.
 3. The broker sends no heartbeats of its own: a lease lives only as long as its client says so.
 4. The socket is open to the broker's own user alone.
+5. What is shown of pools and leases, to people and to Prometheus, contains no token.
 
 Not here: who gets what (``resources``), what the bodies are (``wire``).
 """
@@ -22,6 +23,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from agentfly.broker import wire
+from agentfly.broker.metrics import Metrics, metrics_of
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import ResourceError, Saturated
 
@@ -85,7 +87,7 @@ def _listen(path: Path) -> socket.socket:
 
 def make_app(engine: ResourceEngine) -> web.Application:
     """The application; where it listens is the caller's choice."""
-    routes = _Routes(engine)
+    routes = _Routes(engine, metrics_of(engine))
     app = web.Application(client_max_size=MAX_BODY, middlewares=[_typed_errors])
     app.router.add_post(wire.ACQUIRE, routes.acquire)
     app.router.add_post(wire.ACQUIRE_MANY, routes.acquire_many)
@@ -94,13 +96,16 @@ def make_app(engine: ResourceEngine) -> web.Application:
     app.router.add_post(wire.HEARTBEAT, routes.heartbeat)
     app.router.add_post(wire.DEMAND, routes.demand)
     app.router.add_post(wire.RESET, routes.reset)
-    app.router.add_get(wire.STATUS, routes.status)
+    app.router.add_get(wire.POOLS, routes.pools)
+    app.router.add_get(wire.LEASES, routes.leases)
+    app.router.add_get(wire.METRICS, routes.metrics)
     return app
 
 
 class _Routes:
-    def __init__(self, engine: ResourceEngine) -> None:
+    def __init__(self, engine: ResourceEngine, metrics: Metrics | None) -> None:
         self._engine = engine
+        self._metrics = metrics
 
     async def acquire(self, request: web.Request) -> web.Response:
         body = await _read(request, wire.AcquireBody)
@@ -140,8 +145,19 @@ class _Routes:
         body = await _read(request, wire.ResetBody)
         return _answer((await self._engine.reset(body.lease_id)).model_dump())
 
-    async def status(self, request: web.Request) -> web.Response:
+    async def pools(self, request: web.Request) -> web.Response:
         return _answer({name: status.model_dump() for name, status in self._engine.pool_status().items()})
+
+    async def leases(self, request: web.Request) -> web.Response:
+        return _answer([lease.model_dump() for lease in self._engine.leases()])
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self._metrics is None:
+            raise ResourceError(
+                "metrics: prometheus-client is not installed where the broker runs",
+                hints=('pip install "agentfly[local]"',),
+            )
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": self._metrics.content_type})
 
 
 async def _read(request: web.Request, model: type[B]) -> B:

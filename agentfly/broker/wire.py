@@ -29,7 +29,10 @@ RELEASE_OWNER = "/v1/release_owner"
 HEARTBEAT = "/v1/heartbeat"
 DEMAND = "/v1/demand"
 RESET = "/v1/reset"
-STATUS = "/v1/status"
+# For people and monitors: the same for every version.
+POOLS = "/pools"
+LEASES = "/leases"
+METRICS = "/metrics"
 
 STATUS_OF: dict[type[ResourceError], int] = {
     Timeout: 504,

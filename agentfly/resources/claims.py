@@ -56,6 +56,7 @@ class Claim:
     opened: float
     asked_in: int  # the number of the turn in which it was
     held_since: float | None = None
+    renewed: float = 0.0
     warm: bool = False  # its pool had a member for it when it was asked
     waiters: "list[asyncio.Future[LeaseInfo]]" = field(default_factory=list)
     member_id: str = ""

@@ -1,7 +1,8 @@
 """What owners say that they will need: images of a pool, and how many members of each.
 
 Guarantees:
-1. What an owner wants of a pool stands until it says something else, is released, or for ``DEMAND_S``.
+1. What an owner wants of a pool stands until it says something else, is released, or for ``DEMAND_S``; each
+   member of it that is granted to anybody is one less.
 2. The wants of several owners add up; what anybody needs soonest comes first.
 
 Not here: what a pool makes of it (``pool``).
@@ -27,6 +28,15 @@ class Demands:
         owners.pop(owner, None)
         if wanted:
             owners[owner] = (dict(wanted), now + DEMAND_S)
+
+    def granted(self, pool: str, image: str) -> None:
+        """A member was granted: whoever wants it for the longest wants one less."""
+        for wanted, _ in self._wants.get(pool, {}).values():
+            if image in wanted:
+                wanted[image] -= 1
+                if not wanted[image]:
+                    del wanted[image]
+                return
 
     def forget(self, owner: str) -> list[str]:
         """Forget what the owner wanted; the pools that it concerns."""

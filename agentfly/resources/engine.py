@@ -78,9 +78,11 @@ class ResourceEngine:
         self._turns = Turns(self._carry_out)
         self._members = Members(self._turns.due, self._events.emit)
         self._holdings = Holdings(self)
-        self._leasing = Leasing(self._members, self._turns, self._events.emit, self._holdings.drop)
-        self._claims = self._leasing.claims
         self._demands = Demands()
+        self._leasing = Leasing(
+            self._members, self._turns, self._demands, self._events.emit, self._holdings.drop
+        )
+        self._claims = self._leasing.claims
         self._demands_end: asyncio.TimerHandle | None = None
         self._closed = False
         if observer is not None:

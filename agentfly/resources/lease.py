@@ -59,10 +59,13 @@ class PoolStatus(BaseModel):
     """Counts of one pool at one moment. ``starts``, ``resets`` and ``failures`` only grow.
 
     ``ready`` counts free members, ``reason`` is a constant of ``pool.Reason``, ``message`` is for people.
+    ``hit_ratio`` is the fraction of the last grants for which a member was free at once, ``acquire_p99_s``
+    their 99th percentile in seconds; None before the first grant. ``kind`` is that of the pool's resource.
     """
 
     model_config = ConfigDict(frozen=True)
 
+    kind: str
     max: int
     min: int
     ready: int
@@ -70,12 +73,31 @@ class PoolStatus(BaseModel):
     starting: int
     resetting: int
     stopping: int
+    quarantined: int
     queued: int
     starts: int
     resets: int
     failures: int
     reason: str
     message: str = ""
+    hit_ratio: float | None = None
+    acquire_p99_s: float | None = None
+
+
+class LeaseStatus(BaseModel):
+    """A lease that is held, for people: it opens nothing. Seconds are as of the moment of asking."""
+
+    model_config = ConfigDict(frozen=True)
+
+    lease_id: str
+    pool: str
+    member_id: str
+    owner: str
+    key: str
+    share: str
+    image: str
+    held_s: float
+    expires_in_s: float
 
 
 @dataclass(frozen=True)
@@ -188,8 +210,8 @@ class Lease:
 
     @property
     def base_url(self) -> str:
-        """The address of the model service."""
-        self._require("model-service")
+        """The address of the model service, or of the external API, whose key is ``info.token``."""
+        self._require("model-service", "external-api")
         return self.info.address
 
     async def reset(self) -> None:
@@ -220,9 +242,10 @@ class Lease:
     ) -> None:
         await self.release()
 
-    def _require(self, kind: str) -> None:
-        if self.info.kind != kind:
-            raise ResourceError(f"lease of pool {self.info.pool}: is a {self.info.kind}, not a {kind}")
+    def _require(self, *kinds: str) -> None:
+        if self.info.kind not in kinds:
+            wanted = " or ".join(kinds)
+            raise ResourceError(f"lease of pool {self.info.pool}: is a {self.info.kind}, not a {wanted}")
         if self.lost:
             raise LeaseLost(
                 f"lease of pool {self.info.pool}: is over, member {self.info.member_id} is no longer held",

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentfly.resources.actions import Reason
 from agentfly.resources.claims import Ask, Claim, Claims
+from agentfly.resources.demand import Demands
 from agentfly.resources.errors import LeaseLost, ResourceError
 from agentfly.resources.events import Event, EventKind, LeaseEnd
 from agentfly.resources.lease import LeaseInfo
@@ -31,15 +32,23 @@ class Leasing:
     """The claims of one engine and their leases. ``drop`` ends the handle of a lease."""
 
     def __init__(
-        self, members: Members, turns: Turns, emit: Callable[[Event], None], drop: Callable[[str], None]
+        self,
+        members: Members,
+        turns: Turns,
+        demands: Demands,
+        emit: Callable[[Event], None],
+        drop: Callable[[str], None],
     ) -> None:
         self.claims = Claims()
-        self._members, self._turns, self._emit, self._drop = members, turns, emit, drop
+        self._members, self._turns, self._demands = members, turns, demands
+        self._emit, self._drop = emit, drop
 
     def grant(self, pool: Pool, ticket: int, member_id: str) -> None:
         """Hand the member over to the owner of the ticket."""
         claim = self.claims.of_ticket(pool, ticket)
         if claim is not None:
+            if claim.held_since is None:
+                self._demands.granted(pool.spec.name, claim.ask.image)
             claim.member_id, claim.warm = member_id, self._turns.number - claim.asked_in <= 1
             self._members.call(member_id, self._hand_over(claim, member_id))
 
@@ -96,7 +105,10 @@ class Leasing:
         """Begin to renew a lease; None if its member is with nobody now, and is asked nothing."""
         if claim.info is not None and claim.live:
             return self._members.call(claim.member_id, self._renew(claim, claim.member_id, claim.token))
-        claim.pool.renewed(claim.ticket, _now())  # its member is on its way, or on its way back from a reset
+        claim.renewed = _now()
+        claim.pool.renewed(
+            claim.ticket, claim.renewed
+        )  # its member is on its way, or on its way back from a reset
         return None
 
     async def _hand_over(self, claim: Claim, member_id: str) -> None:
@@ -108,6 +120,7 @@ class Leasing:
             self._members.lost(member_id, f"it took no lease: {describe(error)}")
         else:
             if claim.pool.leased(claim.ticket, began):
+                claim.renewed = began
                 self._granted(claim, self._members.member(member_id), token)
         self._turns.due(claim.pool)
 
@@ -145,7 +158,8 @@ class Leasing:
             if not (await self._members.vitals(member_id)).alive:
                 self._members.lost(member_id, f"it is gone: {describe(error)}")
         else:
-            claim.pool.renewed(claim.ticket, began)
+            if claim.pool.renewed(claim.ticket, began):
+                claim.renewed = began
         self._turns.now(claim.pool)  # a loss is told to those who wait before the rest is served
         claim.serve()
 

@@ -4,25 +4,44 @@ Guarantees:
 1. A deadline that passed says whether members are all leased or cannot be started, and with what numbers.
 """
 
+import sys
 from collections.abc import Sequence
 
 from agentfly.resources.actions import State
 from agentfly.resources.claims import Ask, Claim
 from agentfly.resources.errors import ResourceError, StartFailed, Timeout
-from agentfly.resources.lease import PoolStatus
+from agentfly.resources.lease import LeaseStatus, PoolStatus
 from agentfly.resources.pool import Pool
+from agentfly.resources.rates import Rates
 from agentfly.resources.spec import ContainerSpec
 
 
 def check_room(asks: Sequence[Ask]) -> None:
     """Refuse a call that no pool could ever serve whole."""
-    for pool in {id(ask.pool): ask.pool for ask in asks}.values():
-        wanted = len({(ask.key, ask.image) for ask in asks if ask.pool is pool})
-        if wanted > pool.max and not pool.shared:
+    together: dict[tuple[str, str | None], set[tuple[str, str]]] = {}
+    pools = {ask.pool.spec.name: ask.pool for ask in asks}
+    for ask in asks:
+        for share in (ask.share, None):
+            together.setdefault((ask.pool.spec.name, share), set()).add((ask.key, ask.image))
+    for (name, share), wanted in together.items():
+        most, bound = _most(pools[name], share)
+        if len(wanted) > most:
             raise ResourceError(
-                f"pool {pool.spec.name}: {wanted} members were asked for together, max is {pool.max}",
-                hints=(f"raise max to {wanted}, or acquire fewer together",),
+                f"pool {name}: {len(wanted)} members were asked for together, {bound}",
+                hints=(f"raise max to {pools[name].max + len(wanted) - most}, or acquire fewer together",),
             )
+
+
+def _most(pool: Pool, share: str | None) -> tuple[int, str]:
+    """How many one share (None: all together) can ever have, and what bounds it."""
+    spec = pool.spec
+    if spec.shared:
+        if spec.slots is None:
+            return sys.maxsize, ""
+        return pool.max * spec.slots, f"max is {pool.max} with {spec.slots} slots each"
+    others = 0 if share is None else sum(count for name, count in spec.reserved.items() if name != share)
+    kept = f", of which {others} are reserved for others" if others else ""
+    return pool.max - others, f"max is {pool.max}{kept}"
 
 
 def image_of(pool: Pool, image: str | None) -> str:
@@ -50,9 +69,11 @@ def late(claim: Claim, deadline: float) -> ResourceError:
     )
 
 
-def pool_status(pool: Pool) -> PoolStatus:
-    """The counts of a pool."""
+def pool_status(pool: Pool, rates: Rates) -> PoolStatus:
+    """How a pool is doing."""
+    name = pool.spec.name
     return PoolStatus(
+        kind=pool.spec.resource.kind,
         max=pool.max,
         min=pool.min,
         ready=pool.count(State.FREE),
@@ -60,10 +81,30 @@ def pool_status(pool: Pool) -> PoolStatus:
         starting=pool.count(State.STARTING),
         resetting=pool.count(State.RESETTING),
         stopping=pool.count(State.STOPPING),
+        quarantined=pool.count(State.QUARANTINED),
         queued=pool.queued,
         starts=pool.starts,
         resets=pool.resets,
         failures=pool.failures,
         reason=pool.reason(),
         message=pool.last_failure if pool.start_failing() else "",
+        hit_ratio=rates.hit_ratio(name),
+        acquire_p99_s=rates.acquire_p99_s(name),
+    )
+
+
+def lease_status(claim: Claim, now: float) -> LeaseStatus | None:
+    """What people may know of a claim; None if nothing is held."""
+    if claim.held_since is None or not claim.live:
+        return None
+    return LeaseStatus(
+        lease_id=claim.lease_id,
+        pool=claim.pool.spec.name,
+        member_id=claim.member_id,
+        owner=claim.owner,
+        key=claim.ask.key,
+        share=claim.ask.share,
+        image=claim.ask.image,
+        held_s=now - claim.held_since,
+        expires_in_s=claim.renewed + claim.pool.spec.lease_ttl_s - now,
     )

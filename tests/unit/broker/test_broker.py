@@ -377,7 +377,7 @@ async def test_request_without_an_answer_ends_at_its_deadline(tmp_path):
     server = await asyncio.start_unix_server(mute, path)
     async with server, BrokerClient(f"unix://{path}") as client:
         with pytest.raises(Infra, match="TimeoutError"):
-            await client._request("GET", wire.STATUS, None, within=0.1)
+            await client._request("GET", wire.POOLS, None, within=0.1)
         await asyncio.wait_for(hung_up.wait(), DEADLINE)
 
 

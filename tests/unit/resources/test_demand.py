@@ -39,6 +39,16 @@ def test_want_ends_unless_it_is_said_again():
     assert demands.next_end() == DEMAND_S + 20
 
 
+def test_granted_member_is_wanted_no_more_by_whoever_wanted_it_first():
+    demands = Demands()
+    demands.say("swe", "a", {"x": 1}, 0)
+    demands.say("swe", "b", {"x": 2}, 0)
+    for left in ({"x": 2}, {"x": 1}, {}, {}):
+        demands.granted("swe", "x")
+        assert demands.total("swe") == left
+    demands.granted("web", "x")
+
+
 # 2. Several owners.
 
 

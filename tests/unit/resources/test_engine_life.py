@@ -280,6 +280,7 @@ async def test_pool_added_later_is_warmed_at_once():
         engine.add_pool(pool(min=2, max=2))
         await asyncio.sleep(0.1)
         assert (await engine.status())["swe"] == PoolStatus(
+            kind="container",
             max=2,
             min=2,
             ready=2,
@@ -287,6 +288,7 @@ async def test_pool_added_later_is_warmed_at_once():
             starting=0,
             resetting=0,
             stopping=0,
+            quarantined=0,
             queued=0,
             starts=2,
             resets=0,
