@@ -24,6 +24,7 @@ from agentfly.local.paths import image_cache, run_dir
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.external_api import ExternalAPIRunner
 from agentfly.resources.runners.in_process import InProcessRunner
 from agentfly.resources.runners.model_service import ModelServiceRunner
 from agentfly.resources.runners.owner_dir import LOCK, delete
@@ -68,7 +69,9 @@ async def data_plane(
         instances = InProcessRunner(scratch / "i")
         stack.callback(instances.close)
         engine = await stack.enter_async_context(
-            ResourceEngine([sandboxes, models, instances], [pool_spec(pool) for pool in pools])
+            ResourceEngine(
+                [sandboxes, models, instances, ExternalAPIRunner()], [pool_spec(pool) for pool in pools]
+            )
         )
         broker = await stack.enter_async_context(BrokerServer(engine, scratch / "broker"))
         yield DataPlane(engine, broker.address)
