@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from agentfly.sandbox.connection import SHORT_S, Connection, too_large
 from agentfly.sandbox.job import Job
-from agentfly.sandbox.types import ExecResult, ResetReport
+from agentfly.sandbox.types import ExecResult, ResetReport, printable
 
 MARGIN_S = 5.0
 """What a request may take beyond the time that the daemon was given: connecting, and a busy machine."""
@@ -230,4 +230,5 @@ class SandboxAdmin(Connection):
             SandboxUnreachable.
         """
         body = await self.call("POST", "/reset", deadline=RESET_S)
-        return ResetReport(clean=body["clean"], reason=body.get("reason"))
+        reason = body.get("reason")
+        return ResetReport(clean=body["clean"], reason=None if reason is None else printable(reason))

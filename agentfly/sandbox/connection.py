@@ -20,7 +20,7 @@ from typing import Any, Self
 import aiohttp
 
 from agentfly.sandbox.errors import SandboxError, SandboxLeaseLost, SandboxUnreachable
-from agentfly.sandbox.types import Endpoint, Health
+from agentfly.sandbox.types import Endpoint, Health, printable
 
 SHORT_S = 5.0
 """Health and lease calls do no work in the daemon."""
@@ -166,7 +166,7 @@ class Connection:
             code, message = problem["code"], problem["message"]
         except (ValueError, KeyError, TypeError):
             code, message = "Unknown", received[:200].decode(errors="replace")
-        text, address = f"{message} ({status} {code})", self.endpoint.address
+        text, address = printable(f"{message} ({status} {code})"), self.endpoint.address
         if code == "LeaseLost":
             return SandboxLeaseLost(f"sandbox {address}: {text}")
         if code in _NO_ANSWER:

@@ -136,6 +136,11 @@ class ResetReport:
     reason: str | None = None
 
 
+def printable(text: str) -> str:
+    """A message with names that a tenant chose, fit for a log and a terminal: one line, nothing that acts."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _marked(text: str, stream: str, truncated: bool) -> str:
     if not truncated:
         return text

@@ -101,6 +101,17 @@ async def test_tenant_writes_nothing_into_the_daemons_log(leased: Box) -> None:
     assert leased.member.handle.home.log.read_bytes() == b""  # type: ignore[attr-defined]
 
 
+async def test_names_that_a_tenant_chose_do_nothing_in_our_logs(
+    leased: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    await leased.sh("touch \"$(printf '/etc/\\033[2J\\nERROR all is lost\\342\\200\\256')\"")
+    with caplog.at_level("INFO"):
+        await leased.next_lease()
+    (line,) = [record.getMessage() for record in caplog.records if "not clean" in record.getMessage()]
+    assert line.isprintable()
+    assert "\\x1b[2J\\nERROR all is lost\\u202e" in line
+
+
 # Other leases.
 
 
