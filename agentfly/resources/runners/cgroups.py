@@ -157,6 +157,18 @@ class Cgroups:
         yield from (setting for setting in settings if setting[0] in self.bases)
 
 
+def memory_group(pid: int, proc: Path = Path("/proc")) -> Group:
+    """The group that bounds the memory of another process; an empty one if none is seen from here."""
+    memberships = dict(_memberships((proc / str(pid) / "cgroup").read_text()))
+    for mount in _mounts((proc / "self/mountinfo").read_text()):
+        name = "" if mount.unified else "memory"
+        if name in memberships and (mount.unified or name in mount.options):
+            group = Group((mount.below(memberships[name]),))
+            if group.oom_file is not None:
+                return group
+    return Group(())
+
+
 @dataclass(frozen=True, slots=True)
 class _Mount:
     root: str

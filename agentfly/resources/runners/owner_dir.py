@@ -16,7 +16,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentfly.errors import AgentflyError
@@ -92,17 +92,19 @@ class OwnerDir:
             self.path.rmdir()
 
 
-def sweep(parent: Path) -> list[str]:
+def sweep(parent: Path, remove: Callable[[Path], bool] = lambda _: True) -> list[str]:
     """Remove the folders of dead owners, and their control groups; returns the names of the folders.
 
     Args:
         parent: the folder that holds the owners' folders (the ``run_dir`` of each).
+        remove: given the folder of a dead owner, removes what that left elsewhere, and says whether it could.
     """
     swept = []
     for lock in sorted(parent.glob(f"*/{LOCK}")):
         with _try_lock(lock) as held:
             home = lock.parent
-            if held and all([_remove_group(group) for group in _recorded(home)]) and delete([str(home)]):
+            gone = held and remove(home) and all([_remove_group(group) for group in _recorded(home)])
+            if gone and delete([str(home)]):
                 swept.append(home.name)
     return swept
 

@@ -44,7 +44,7 @@ class SandboxProcess:
             ProcessLookupError: bubblewrap or the daemon ended first.
         """
         while (found := re.search(rb'"child-pid"\s*:\s*(\d+)', self._received)) is None:
-            await _readable(self._status)
+            await readable(self._status)
             if not (more := os.read(self._status, 4096)):
                 raise ProcessLookupError("bubblewrap ended before it had a child")
             self._received += more
@@ -67,11 +67,11 @@ class SandboxProcess:
     @property
     def alive(self) -> bool:
         """Whether the daemon, and so the sandbox, lives."""
-        return self._daemon >= 0 and not _is_readable(self._daemon)
+        return self._daemon >= 0 and not is_readable(self._daemon)
 
     async def died(self) -> None:
         """Wait for the daemon's end."""
-        await _readable(self._daemon)
+        await readable(self._daemon)
 
     async def dies_within(self, seconds: float) -> bool:
         """Whether the daemon is dead, now or in a moment."""
@@ -114,7 +114,7 @@ class SandboxProcess:
         if self._bwrap.poll() is None:
             handle = os.pidfd_open(self._bwrap.pid)  # not reaped yet: the pid is still its own
             try:
-                await _readable(handle)
+                await readable(handle)
             finally:
                 os.close(handle)
             self._bwrap.wait()
@@ -163,15 +163,16 @@ def _close(fd: int) -> int:
     return -1
 
 
-def _is_readable(fd: int) -> bool:
+def is_readable(fd: int) -> bool:
+    """Whether a descriptor is readable now; a pidfd is when its process has ended."""
     poll = select.poll()  # unlike select, good for descriptors above 1023
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
-async def _readable(fd: int) -> None:
-    """Wait until a descriptor is readable; a pidfd is when its process has ended."""
-    if _is_readable(fd):
+async def readable(fd: int) -> None:
+    """Wait until ``is_readable``."""
+    if is_readable(fd):
         return
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
