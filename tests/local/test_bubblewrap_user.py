@@ -11,12 +11,12 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NOBODY = "65534"
-SUITES = ("bubblewrap", "bubblewrap_hostile", "sandboxd", "attacks", "attacks_inside")
+SUITES = ("bubblewrap", "bubblewrap_hostile", "sandboxd", "attacks", "attacks_inside", "images")
 # The parts that depend on who runs them; the rest is the same code inside the sandbox.
 CHOSEN = (
     "check_leaves or started_member or cancelled_start or unclean_reset or side_by_side or image_folder "
     "or network or next_tenant or fork_bomb or memory_hog or forbidden or visible or reached or capability "
-    "or flood or expired or residue or trace or attacks"
+    "or flood or expired or residue or trace or attacks or every_form or one_copy"
 )
 
 

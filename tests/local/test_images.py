@@ -97,7 +97,7 @@ async def test_a_sandbox_starts_from_every_form(
             image = f"tar:{tmp_path}/root.tar"
     if form == "dir":
         (tmp_path / "root").mkdir()
-        unpack = ["tar", "-C", str(tmp_path / "root"), "-xf", str(tmp_path / "root.tar")]
+        unpack = ["tar", "-C", str(tmp_path / "root"), "-xpf", str(tmp_path / "root.tar")]
         await asyncio.to_thread(subprocess.run, unpack, check=True)
         image = f"dir:{tmp_path}/root"
     spec = ContainerSpec(image=image, workdir="/app", env={"OWN": "of the spec"})
