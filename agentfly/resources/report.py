@@ -18,6 +18,8 @@ from agentfly.resources.spec import ContainerSpec
 
 def check_room(asks: Sequence[Ask]) -> None:
     """Refuse a call that no pool could ever serve whole."""
+    if len(asks) < 2:
+        return
     together: dict[tuple[str, str | None], set[tuple[str, str]]] = {}
     pools = {ask.pool.spec.name: ask.pool for ask in asks}
     for ask in asks:
@@ -36,9 +38,7 @@ def _most(pool: Pool, share: str | None) -> tuple[int, str]:
     """How many one share (None: all together) can ever have, and what bounds it."""
     spec = pool.spec
     if spec.shared:
-        if spec.slots is None:
-            return sys.maxsize, ""
-        return pool.max * spec.slots, f"max is {pool.max} with {spec.slots} slots each"
+        return sys.maxsize, ""  # one member may have any number of holders
     others = 0 if share is None else sum(count for name, count in spec.reserved.items() if name != share)
     kept = f", of which {others} are reserved for others" if others else ""
     return pool.max - others, f"max is {pool.max}{kept}"

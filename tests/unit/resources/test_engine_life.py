@@ -162,20 +162,6 @@ async def test_several_waiters_start_several_members_at_once():
         assert runner.starts == 6
 
 
-@virtual
-async def test_a_hundred_waiters_are_served_in_order():
-    served: list[int] = []
-    async with engine_of(FakeRunner(), pool(max=1)) as engine:
-
-        async def rollout(number: int) -> None:
-            async with await engine.acquire("swe", f"r{number}"):
-                served.append(number)
-                await asyncio.sleep(0.01)
-
-        await asyncio.gather(*(rollout(i) for i in range(100)))
-    assert served == list(range(100))
-
-
 # 6. Closing.
 
 
@@ -305,27 +291,3 @@ async def test_dead_warm_member_is_found_and_replaced():
         runner.kill(next(iter(runner.existing)))
         await asyncio.sleep(15)
         assert (runner.starts, shape(engine.pool_status()["swe"])) == (2, {"ready": 1})
-
-
-@virtual
-async def test_dirty_member_is_not_used_again():
-    runner = FakeRunner()
-    async with engine_of(runner, pool(max=1)) as engine:
-        lease = await engine.acquire("swe", "a")
-        await lease.release(dirty=True)
-        second = await engine.acquire("swe", "b", deadline=3)
-        assert second.info.member_id != lease.info.member_id
-        assert runner.resets == 0
-
-
-@virtual
-async def test_dead_shared_member_is_lost_for_every_holder():
-    runner = FakeRunner("model-service", shared=True)
-    async with engine_of(runner, pool("judge", shared=True, resource=MODEL)) as engine:
-        a, b = await engine.acquire("judge", "a"), await engine.acquire("judge", "b")
-        runner.kill(a.info.member_id)
-        await asyncio.sleep(20)
-        assert (a.lost, b.lost) == (True, True)
-        with pytest.raises(LeaseLost):
-            _ = a.base_url
-        assert (await engine.acquire("judge", "c", deadline=3)).base_url.startswith("unix://")
