@@ -10,7 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from agentfly.errors import AgentflyError
 from agentfly.local import environments
 from agentfly.local.paths import cache_dir, image_cache, run_dir
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.container_cli import ContainerCLIRunner
 from agentfly.sandbox.binary import find_sandboxd
 
 DISK_NEEDED = 8 << 30  # two environments, their download cache, and a run
@@ -36,7 +37,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in the order in which a run needs them."""
-    sandboxes = [_sandboxd(), _sandboxes(), _images()]
+    sandboxes = [_sandboxd(), _sandboxes(), _images(), _containers()]
     return [_python(), *sandboxes, *_tools(), *_environments(), _gpu(), _memory(), _disk()]
 
 
@@ -72,6 +73,16 @@ def _images() -> Finding:
         return f"{count} unpacked, {size / 2**30:.1f} of {cache.limit / 2**30:.0f} GiB, in {cache.folder}"
 
     return _try("images", "pools with an image other than host", check)
+
+
+def _containers() -> Finding:
+    def check() -> str:
+        runner = ContainerCLIRunner(run_dir(), find_sandboxd())
+        if problem := runner.check():
+            raise AgentflyError(problem)
+        return "; ".join(runner.notes())
+
+    return _optional(_try("container-cli", "pools of type Container with runtime ContainerCLI", check))
 
 
 def _tools() -> list[Finding]:
@@ -127,6 +138,11 @@ def _amount(part: str, have: int, need: int, needed: str) -> Finding:
         text if have >= need else f"{text}; {need / 2**30:.0f} GiB wanted",
         needed,
     )
+
+
+def _optional(found: Finding) -> Finding:
+    """Nothing is wrong with a machine that lacks this."""
+    return found if found.state == "ok" else replace(found, state="optional")
 
 
 def _try(part: str, needed: str, check: Callable[[], str]) -> Finding:

@@ -4,6 +4,7 @@ Guarantees:
 1. Leaving the block stops every member and the broker, and removes what they had on disk, however it is left.
 2. What an earlier data plane left when it was killed is swept before a new one starts.
 3. A pool that cannot work on this machine is refused here, with the reason, before anything runs.
+4. While it runs, ``agentfly pools`` finds its broker (see ``look``).
 """
 
 import asyncio
@@ -20,10 +21,11 @@ from pathlib import Path
 from agentfly.api import PoolUse, ResourcePool
 from agentfly.broker.pools import pool_spec
 from agentfly.broker.server import BrokerServer
-from agentfly.local.paths import image_cache, run_dir
+from agentfly.local.paths import BROKER, image_cache, run_dir
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
 from agentfly.resources.runners.external_api import ExternalAPIRunner
 from agentfly.resources.runners.in_process import InProcessRunner
 from agentfly.resources.runners.model_service import ModelServiceRunner
@@ -65,15 +67,18 @@ async def data_plane(
         scratch = stack.enter_context(owned_folder(run_dir()))
         sandboxes = BubblewrapRunner(scratch, find_sandboxd(), images=image_cache())
         stack.push_async_callback(sandboxes.close)
+        containers = ContainerCLIRunner(stack.enter_context(owned_folder(run_dir())), find_sandboxd())
+        stack.push_async_callback(containers.close)
         models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
         instances = InProcessRunner(scratch / "i")
         stack.callback(instances.close)
         engine = await stack.enter_async_context(
             ResourceEngine(
-                [sandboxes, models, instances, ExternalAPIRunner()], [pool_spec(pool) for pool in pools]
+                [sandboxes, containers, models, instances, ExternalAPIRunner()],
+                [pool_spec(pool) for pool in pools],
             )
         )
-        broker = await stack.enter_async_context(BrokerServer(engine, scratch / "broker"))
+        broker = await stack.enter_async_context(BrokerServer(engine, scratch / BROKER))
         yield DataPlane(engine, broker.address)
 
 
@@ -94,7 +99,7 @@ def owned_folder(parent: Path) -> Iterator[Path]:
 
 def sweep_dead(parent: Path) -> None:
     """Remove what killed data planes left: sandboxes first, then folders in which there never was one."""
-    sweep(parent)
+    sweep(parent, remove_left)
     for folder in parent.iterdir():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not (folder / LOCK).exists() and _abandoned(folder):

@@ -29,7 +29,7 @@ from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError, show
 from agentfly.errors import AgentflyError
 from agentfly.refs import ReferenceFailed, load
 from agentfly.resources.errors import ResourceError
-from agentfly.resources.images.reference import locate
+from agentfly.resources.images.reference import is_on_disk, locate
 from agentfly.roles.plan import Places, inference_pool, rollout_role, trainer_config
 from agentfly.tasks import read_tasks
 
@@ -198,7 +198,7 @@ def _placed(pool: ResourcePool, base: Path) -> ResourcePool:
     container, service = pool.spec.container, pool.spec.model_service
     where = f"ResourcePool {pool.metadata.name}: spec"
     arm: dict[str, ApiModel] = {}
-    if container is not None and container.runtime == "Bubblewrap":
+    if container is not None and (container.runtime == "Bubblewrap" or is_on_disk(container.image)):
         try:
             image = locate(container.image, base)
         except ResourceError as error:

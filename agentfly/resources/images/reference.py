@@ -73,6 +73,11 @@ def locate(text: str, base: Path) -> Reference:
     )
 
 
+def is_on_disk(text: str) -> bool:
+    """Whether a text can only mean a file or directory here, whoever else may have images by name."""
+    return text.partition(":")[0] in ON_DISK or text.startswith(("/", "./", "../"))
+
+
 def _form(name: str) -> Form:
     return next(form for form in get_args(Form) if form == name)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from agentfly.resources.errors import ResourceError, StartFailed
-from agentfly.resources.images.reference import ON_DISK, Reference, locate
+from agentfly.resources.images.reference import Reference, is_on_disk, locate
 from agentfly.resources.runners.container_cli_command import Engine
 from agentfly.resources.runners.container_cli_engine import CallFailed, call_async
 
@@ -162,7 +162,7 @@ def located(text: str) -> Reference | None:
             f"image: {text} is for sandboxes on this machine's own files, not for containers",
             hints=["name an image, as in debian:12, or a file, as in docker-archive:image.tar"],
         )
-    if text.partition(":")[0] not in ON_DISK and not text.startswith(("/", ".")):
+    if not is_on_disk(text):
         return None
     try:
         return locate(text, Path.cwd())

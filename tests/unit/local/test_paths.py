@@ -1,5 +1,7 @@
 """Where things are kept, and how many."""
 
+from pathlib import Path
+
 import pytest
 
 from agentfly.errors import AgentflyError
@@ -39,3 +41,12 @@ def test_doctor_says_how_much_the_images_take(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("AGENTFLY_IMAGE_CACHE_GIB", "none")
     assert doctor._images().state == "missing"
+
+
+def test_doctor_gives_the_reason_of_every_container_engine_that_does_not_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "find_sandboxd", lambda: Path("/bin/true"))
+    monkeypatch.setenv("AGENTFLY_CONTAINER_CLI", "no-such-engine --flag")
+    found = doctor._containers()
+    assert (found.part, found.state) == ("container-cli", "optional")
+    assert "no-such-engine --flag: not found on PATH" in found.detail
