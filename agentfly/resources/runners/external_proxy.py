@@ -4,9 +4,9 @@ Guarantees:
 1. Each try takes ``timeout_s`` at most, with the whole answer, and so do all waits of a request together:
    a request that waited long for our own limits has as much time there as any.
 2. What failed there is tried again, up to ``max_retries`` times, until the answer has begun to reach the
-   holder: connections that fail, 5xx and 408, 429, answers that are lost. A request whose answer was lost may
-   have been carried out, and is sent again all the same: a completion is safe to repeat. Each try counts in
-   the budget.
+   holder: connections that fail, 5xx and 408, 429, answers that are lost. One that may have been carried out
+   is sent again only if that is safe: a prompt, an idempotent method, or an ``Idempotency-Key``. Each try
+   counts in the budget.
 3. A try with a key that the request has not used yet is no retry: it is limited by the number of keys.
 4. 401 sets a key aside for good. 403 does so only if another key then opens the same request; if none does,
    the 403 is the request's own, and the holder's to see.
@@ -63,6 +63,7 @@ class _Failed:
     verdict: Verdict
     text: str
     wait: float | None = None  # what the API asked for, in seconds
+    carried_out: bool = False  # perhaps
 
 
 class Answering:
@@ -110,6 +111,8 @@ class Proxy:
             raise Refused("size", "the request is larger than what is passed on") from None
         except TimeoutError:
             raise Refused("request", f"did not come whole in {self._spec.timeout_s:g} s") from None
+        except web.RequestPayloadError as error:
+            raise Refused("request", f"is not HTTP: {error}") from None
         out = outgoing(
             self._spec.base_url, self._spec.model, request.method, request.raw_path, request.headers, body
         )
@@ -143,7 +146,8 @@ class Proxy:
                 if self._gate.account.keys.pick(_now(), used) is not None:
                     continue
             logger.info("try %d of %s %s: %s", tries, out.method, out.url.path, result.text)
-            if retries == self._spec.max_retries or not await admission.pause(pause):
+            final = retries == self._spec.max_retries or (result.carried_out and not out.repeatable)
+            if final or not await admission.pause(pause):
                 raise _gave_up(result, tries)
             retries += 1
 
@@ -183,7 +187,7 @@ class Proxy:
                     )
                 if meaning is Verdict.REDIRECT:
                     raise _redirected(answer, mask)
-                return _Failed(meaning, await _quoted(answer, mask), waits)
+                return _Failed(meaning, await _quoted(answer, mask), waits, meaning is Verdict.FAILED)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             cost, ok = None, False
             return _Failed(Verdict.FAILED, f"no connection: {_why(error, mask)}")
@@ -238,7 +242,7 @@ class _HolderGoneError(Exception):
 def _lost(answering: Answering, text: str) -> _Failed:
     if answering.begun is not None:
         raise TornError(text) from None
-    return _Failed(Verdict.FAILED, text)
+    return _Failed(Verdict.FAILED, text, carried_out=True)
 
 
 def _gave_up(result: _Failed, tries: int) -> Refused:

@@ -1,8 +1,8 @@
 """What a request to a model costs in tokens, before and after; and keys that must not come back in an answer.
 
 Guarantees:
-1. Before: a prompt has a token for every 4 bytes of the body; an answer has as many as the request allows
-   (``max_tokens`` and its kin, times ``n``), or ``OUTPUT_GUESS`` where it allows any number.
+1. Before: a JSON object has a token for every 4 bytes, anything else none. Its answer has as many as it
+   allows (``max_tokens`` and its kin, times ``n``), or ``OUTPUT_GUESS`` where a prompt allows any number.
 2. After: what the answer says under ``usage``, the last word where it says so several times (a stream); the
    estimate for each of the two numbers that it does not say, nothing for an answer that is an error.
 3. A masked stream never contains the secret, in whatever pieces it arrives; nothing else is changed or kept
@@ -20,6 +20,8 @@ from agentfly.resources.runners.external_limits import Tokens
 BYTES_PER_TOKEN = 4
 OUTPUT_GUESS = 512  # tokens of an answer whose length nobody bounded
 TOKENS_MAX = 1_000_000  # beyond any context: one absurd number must not starve the other holders
+PROMPTS = ("messages", "prompt", "input")
+"""Fields, one of which a request to a model has: completions, chat, embeddings, responses."""
 TAIL = 65536  # bytes at the end of an answer in which its usage is looked for
 SECRET_MIN = 8  # servers without keys are called with "EMPTY" or "none"
 MASKED = b"***"
@@ -32,17 +34,19 @@ _OUTPUT = ("completion_tokens", "output_tokens")
 
 def estimate(body: Mapping[str, Any] | None, size: int) -> Tokens:
     """Tokens of a request of ``size`` bytes, before it is sent; ``body`` is its JSON, if it is an object."""
-    prompt = min(math.ceil(size / BYTES_PER_TOKEN), TOKENS_MAX)
     if body is None:
-        return Tokens(prompt, 0)
+        return Tokens()
+    prompt = min(math.ceil(size / BYTES_PER_TOKEN), TOKENS_MAX)
     allowed = next((n for name in _LIMITS if (n := _count(body.get(name))) is not None), None)
     if allowed is None:
-        allowed = OUTPUT_GUESS if "messages" in body or "prompt" in body else 0
+        allowed = OUTPUT_GUESS if "messages" in body or "prompt" in body else 0  # embeddings have none
     return Tokens(prompt, min(allowed * (_count(body.get("n")) or 1), TOKENS_MAX))
 
 
 def used(status: int, tail: bytes, estimated: Tokens) -> Tokens:
     """Tokens of a request, from the end of its answer."""
+    if estimated == Tokens():
+        return Tokens()  # what it reports is the usage of something else
     text, decoder = tail.decode(errors="replace"), json.JSONDecoder()
     said: dict[str, int] = {}
     for match in _USAGE.finditer(text):

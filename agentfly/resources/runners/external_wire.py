@@ -25,7 +25,7 @@ from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners.external_account import Refused
 from agentfly.resources.runners.external_keys import Key
 from agentfly.resources.runners.external_limits import Tokens
-from agentfly.resources.runners.external_usage import Mask, estimate
+from agentfly.resources.runners.external_usage import PROMPTS, Mask, estimate
 
 STATUS = {
     "request": 400,  # cannot be passed on
@@ -47,6 +47,7 @@ _HOP = {
 }
 _NOT_SENT = _HOP | {"host", "authorization", "api-key", "x-api-key", "cookie", "accept-encoding", "expect"}
 _NOT_RETURNED = _HOP | {"set-cookie", "set-cookie2", "content-encoding", "authorization", "server", "date"}
+_IDEMPOTENT = {"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}
 _PARENT = re.compile(r"(^|[/\\]|%2f|%5c)(\.|%2e){1,2}([/\\]|%2f|%5c|$)", re.IGNORECASE)
 
 
@@ -86,6 +87,7 @@ class Outgoing:
     headers: CIMultiDict[str] = field(repr=False)
     body: bytes = field(repr=False)
     estimate: Tokens
+    repeatable: bool  # may be sent again though it may have been carried out
 
     def with_key(self, key: Key) -> CIMultiDict[str]:
         """The headers, with this key."""
@@ -106,18 +108,16 @@ def outgoing(
     if not path.startswith("/") or _PARENT.search(path.partition("?")[0]):
         raise Refused("request", f"path: {path[:200]} does not stay below the API's base URL")
     parsed = _object(body) if "json" in headers.get("Content-Type", "") else None
-    if parsed is not None and model and not parsed.get("model"):
-        parsed["model"] = model
-        body = json.dumps(parsed, ensure_ascii=False).encode()
+    if parsed is not None and model and "model" not in parsed and body.lstrip()[:1] == b"{":
+        # Put in, not parsed and written again: the rest stays as the holder wrote it, to the last digit.
+        more = b", " if parsed else b""
+        body = b'{"model": ' + json.dumps(model).encode() + more + body.lstrip()[1:]
     kept = _without(headers, _NOT_SENT)
     kept["Accept-Encoding"] = "identity"  # a key in a compressed answer could not be found
-    return Outgoing(
-        method,
-        URL(base.rstrip("/") + path, encoded=True),
-        kept,
-        body,
-        estimate(parsed, len(body)),
-    )
+    prompt = parsed is not None and any(name in parsed for name in PROMPTS)
+    repeatable = prompt or method in _IDEMPOTENT or "Idempotency-Key" in headers
+    url = URL(base.rstrip("/") + path, encoded=True)
+    return Outgoing(method, url, kept, body, estimate(parsed, len(body)), repeatable)
 
 
 def returned_headers(headers: CIMultiDictProxy[str], mask: Mask) -> CIMultiDict[str]:

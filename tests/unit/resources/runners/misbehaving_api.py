@@ -17,6 +17,7 @@ from agentfly.resources.spec import ExternalAPISpec
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOKEN = "token-of-a-lease"
+KEY, OTHER = "sk-first-key-0123456789", "sk-other-key-9876543210"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 16}
 
 
@@ -67,6 +68,12 @@ async def misbehaving() -> AsyncIterator[API]:
         await runner.cleanup()
 
 
+def spec(api: API, *credentials: str, **fields: Any) -> ExternalAPISpec:
+    return ExternalAPISpec.model_validate(
+        {"base_url": api.url, "credentials": credentials or ("env:FIRST",), "timeout_s": 5.0, **fields}
+    )
+
+
 @dataclass
 class Held:
     """A started member with a holder, as the holder's client sees it."""
@@ -108,6 +115,12 @@ async def held(spec: ExternalAPISpec, ttl_s: float = 30.0) -> AsyncIterator[Held
         await runner.stop(member)
     usage = member.handle.usage()  # type: ignore[attr-defined]
     assert (usage.in_flight, usage.waiting) == (0, 0), "a request outlived its gateway"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(3):
+        while not holds():  # noqa: ASYNC110 -- what is waited for is at the other end of a socket
+            await asyncio.sleep(0.002)
 
 
 # What it can do.
