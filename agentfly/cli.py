@@ -1,4 +1,4 @@
-"""The command line: ``agentfly run | rollout | env | crds | doctor``.
+"""The command line: ``agentfly run | rollout | pools | leases | env | crds | doctor``.
 
 Exit codes: 0 done, 1 failed, 2 wrong input (nothing was started and nothing was written), 130 stopped on
 request (the same command goes on).
@@ -72,6 +72,17 @@ def _parser() -> argparse.ArgumentParser:
             "--runs", type=Path, default=Path("runs"), help="where runs are kept (default: runs)"
         )
         command.set_defaults(command=function)
+
+    for name, text in (
+        ("pools", "how the pools of what runs here are doing"),
+        ("leases", "who holds which member of what runs here, and for how long"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "--broker", metavar="ADDRESS", help="unix:///path or http://host:port; default: all that run here"
+        )
+        command.add_argument("-o", "--output", choices=["table", "json"], default="table")
+        command.set_defaults(command=_look, what=name)
 
     env = commands.add_parser(
         "env", help="build the environments of trainer and inference; prints their Python"
@@ -164,6 +175,26 @@ async def _until_stopped(work: Coroutine[Any, Any, Status], stop: Callable[[], N
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     return await task
+
+
+def _look(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from agentfly.local import look
+    from agentfly.local.paths import run_dir
+
+    addresses = [args.broker] if args.broker else look.listening(run_dir())
+    pools = look.pools(addresses) if args.what == "pools" else {}
+    leases = look.leases(addresses) if args.what == "leases" else {}
+    if args.output == "json":
+        sys.stdout.write(look.as_json(pools or leases, args.what) + "\n")
+        return DONE
+    several = len(addresses) > 1
+    tables = [look.pool_table(found, address if several else None) for address, found in pools.items()]
+    tables += [look.lease_table(found, address if several else None) for address, found in leases.items()]
+    for table in tables:
+        Console().print(table)
+    return DONE
 
 
 def _env(args: argparse.Namespace) -> int:

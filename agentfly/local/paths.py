@@ -6,6 +6,8 @@ from pathlib import Path
 from agentfly.errors import AgentflyError
 from agentfly.resources.images.cache import ImageCache
 
+BROKER = "broker"
+"""The socket of a data plane's broker, in the data plane's folder."""
 IMAGES_GIB = "AGENTFLY_IMAGE_CACHE_GIB"
 IMAGES_GIB_DEFAULT = 20.0
 """Some tens of images with Python in them."""
