@@ -26,6 +26,7 @@ type world struct {
 
 func (w *world) Open()                       { w.opened++ }
 func (w *world) KillAll(time.Duration) error { w.killed++; return nil }
+func (w *world) Method() string              { return "overlay" }
 func (w *world) Restore() error              { return nil }
 func (w *world) Verify() error               { return w.residue }
 func (w *world) Run(ctx context.Context, spec proc.Spec) (proc.Result, error) {

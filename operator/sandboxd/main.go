@@ -10,6 +10,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +29,10 @@ import (
 	"agentfly.dev/sandboxd/proc"
 )
 
-const version = "0.1.0"
+const (
+	version     = "0.1.0"
+	resetOutput = 1000 // bytes of what a program of a reset says, for the reason why it failed
+)
 
 // config is the one line of JSON that the owner writes to standard input.
 type config struct {
@@ -40,6 +44,7 @@ type config struct {
 	Env         map[string]string `json:"env"`         // of every command
 	Incarnation int               `json:"incarnation"` // the first one of this process
 	Limits      limits            `json:"limits"`      // where no cgroup sets them
+	Reset       *pristine.Reset   `json:"reset"`       // nil where only the upper and scratch can be written
 
 	FileLimitBytes int64 `json:"fileLimitBytes"` // of one file on its way in or out; 0 for maxFileBytes
 }
@@ -80,27 +85,55 @@ func run(listenFD int, listen, handover string, oomFD int) error {
 	if err := cfg.Limits.apply(); err != nil {
 		return err
 	}
-	baseline, err := pristine.Record(cfg.Scratch, cfg.Upper, cfg.OwnNetwork)
-	if err != nil {
-		return fmt.Errorf("baseline: %w", err)
-	}
-	primeThreads(spareThreads)
 	table := proc.NewTable()
 	ended := takeSignals() // before the first command can end
-	if err := dropFaults(); err != nil {
-		return err
-	}
 	go func() {
 		for range ended {
 			table.Reap()
 		}
 	}()
+	baseline, err := pristine.Record(pristine.Config{
+		Scratch: cfg.Scratch, Upper: cfg.Upper, OwnNetwork: cfg.OwnNetwork, Reset: cfg.Reset, Run: runner(cfg, table)})
+	if err != nil {
+		return fmt.Errorf("baseline: %w", err)
+	}
+	primeThreads(spareThreads)
+	if err := dropFaults(); err != nil {
+		return err
+	}
 	go func() {
 		_, _ = io.Copy(io.Discard, stdin)
 		os.Exit(0)
 	}()
 	s := newServer(cfg, table, baseline, oom, time.Now)
 	return s.serve(listener)
+}
+
+// runner runs the image's own programs for a reset, between two leases: the table is open for them alone,
+// because no context of a lease is alive.
+func runner(cfg config, table *proc.Table) pristine.Run {
+	return func(argv, env []string, folder, stdin string, timeout time.Duration) error {
+		for name, value := range cfg.Env {
+			env = append(env, name+"="+value)
+		}
+		words := proc.NewOutput(resetOutput)
+		table.Open()
+		result, err := table.Run(context.Background(), proc.Spec{Argv: argv, Env: append(env, "PATH="+defaultPath),
+			Dir: folder, Stdin: stdin, Timeout: timeout, Stdout: proc.NewOutput(0), Stderr: words})
+		if killed := table.KillAll(killWait); err == nil {
+			err = killed
+		}
+		switch {
+		case err != nil:
+			return err
+		case result.TimedOut:
+			return fmt.Errorf("%s was not done after %v", argv[0], timeout)
+		case result.ExitCode != 0:
+			last, _ := words.Kept()
+			return fmt.Errorf("%s ended with %d: %s", argv[0], result.ExitCode, bytes.TrimSpace(last))
+		}
+		return nil
+	}
 }
 
 func readConfig(stdin *bufio.Reader) (config, error) {

@@ -21,6 +21,7 @@ type processes interface {
 }
 
 type baseline interface {
+	Method() string
 	Restore() error
 	Verify() error
 }
@@ -90,6 +91,7 @@ func (s *server) health(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	state := map[string]any{
 		"state": view.State, "incarnation": view.Incarnation, "leases": view.Leases, "owner": nil,
 		"expiresInSeconds": nil, "idleSeconds": now.Sub(s.lastUsed).Seconds(), "version": version,
+		"reset": map[string]any{"method": s.baseline.Method()},
 	}
 	if view.State == lease.Leased {
 		state["owner"], state["expiresInSeconds"] = view.Owner, view.Expires.Sub(now).Seconds()
@@ -160,6 +162,7 @@ func (s *server) expire() {
 
 // reset takes the lease away, kills, empties, verifies. Whatever is found stays the answer for ever.
 func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
+	began := time.Now()
 	s.cleaning.Lock()
 	defer s.cleaning.Unlock()
 	s.mu.Lock()
@@ -179,10 +182,12 @@ func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	defer s.mu.Unlock()
 	s.lease.Cleaned(residue)
 	s.lastUsed = s.now()
+	report := map[string]any{"clean": residue == "", "method": s.baseline.Method(),
+		"milliseconds": float64(time.Since(began).Microseconds()) / 1000}
 	if residue != "" {
-		return reply{value: map[string]any{"clean": false, "reason": residue}}, nil
+		report["reason"] = residue
 	}
-	return reply{value: map[string]any{"clean": true}}, nil
+	return reply{value: report}, nil
 }
 
 func (s *server) clean() error {

@@ -39,23 +39,60 @@ func readFlags(path string) (flags uint32) {
 }
 
 func ioctlFlags(path string, request uintptr, flags *uint32) {
-	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+	file, err := openQuietly(path, 0)
 	if err != nil {
 		return
 	}
-	defer syscall.Close(fd)
-	_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(flags)))
+	defer file.Close()
+	_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, file.Fd(), request, uintptr(unsafe.Pointer(flags)))
 }
 
+const maxXattrBytes = 64 << 10 // the most that the kernel returns
+
 func listXattrs(path string) []string {
-	buffer := make([]byte, 64<<10) // the most that the kernel returns
-	n, err := syscall.Listxattr(path, buffer)
-	if err != nil || n <= 0 {
+	if n, _ := xattrCall(syscall.SYS_LLISTXATTR, path, "", nil, 0); n == 0 {
+		return nil // as most files
+	}
+	buffer := make([]byte, maxXattrBytes)
+	n, errno := xattrCall(syscall.SYS_LLISTXATTR, path, "", buffer, 0)
+	if errno != 0 || n == 0 {
 		return nil
 	}
 	names := strings.Split(strings.TrimRight(string(buffer[:n]), "\x00"), "\x00")
 	slices.Sort(names)
 	return names
+}
+
+func getXattr(path, name string) string {
+	buffer := make([]byte, maxXattrBytes)
+	n, _ := xattrCall(syscall.SYS_LGETXATTR, path, name, buffer, 0)
+	return string(buffer[:n])
+}
+
+// xattrCall is one of the calls that follow no link; only llistxattr takes no name.
+func xattrCall(call uintptr, path, name string, value []byte, flags uintptr) (int, syscall.Errno) {
+	at, err := syscall.BytePtrFromString(path)
+	if err != nil {
+		return 0, syscall.EINVAL
+	}
+	bytes, length := unsafe.Pointer(unsafe.SliceData(value)), uintptr(len(value))
+	if call == syscall.SYS_LLISTXATTR {
+		n, _, errno := syscall.Syscall(call, uintptr(unsafe.Pointer(at)), uintptr(bytes), length)
+		return count(n, errno), errno
+	}
+	of, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return 0, syscall.EINVAL
+	}
+	n, _, errno := syscall.Syscall6(call, uintptr(unsafe.Pointer(at)), uintptr(unsafe.Pointer(of)), uintptr(bytes), length, flags, 0)
+	return count(n, errno), errno
+}
+
+func count(n uintptr, errno syscall.Errno) int {
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
 }
 
 // restore puts the attributes of a scratch folder back as far as the daemon may; Verify decides.
@@ -93,16 +130,21 @@ func walkUpper(root string) (map[string]stamp, error) {
 		if err != nil {
 			return err
 		}
-		var st syscall.Stat_t
-		if err := syscall.Lstat(path, &st); err != nil {
-			return err
-		}
 		if len(seen) > maxUpperEntries {
 			return fs.SkipAll
 		}
 		name, _ := filepath.Rel(root, path)
-		seen[name] = stamp{attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid}, st.Ino, st.Ctim}
-		return nil
+		seen[name], err = stampOf(path)
+		return err
 	})
 	return seen, err
+}
+
+// stampOf leaves out what only a change of the change time could bring.
+func stampOf(path string) (stamp, error) {
+	var st syscall.Stat_t
+	if err := syscall.Lstat(path, &st); err != nil {
+		return stamp{}, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return stamp{attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid}, st.Ino, st.Ctim}, nil
 }

@@ -19,14 +19,26 @@ import (
 )
 
 const (
-	mountTable   = "/proc/self/mountinfo"
 	networkTable = "/proc/self/net/dev"
 	queues       = "/dev/mqueue"
+	memory       = "/dev/shm"
 	terminals    = "/dev/pts"
 	// maxUpperEntries bounds the walk: the upper holds a few mount points at start, and the first
 	// entry more decides.
 	maxUpperEntries = 4096
+	// thoroughEvery is how many resets come to one that trusts no change time.
+	thoroughEvery = 16
 )
+
+// Config is what a baseline is of.
+type Config struct {
+	Scratch []string // folders that are emptied; they must be empty
+	Upper   string   // where writes to the root go, "" when it is read-only, or when Reset answers for it
+	// OwnNetwork says that no other sandbox and no process outside uses the network devices.
+	OwnNetwork bool
+	Reset      *Reset // nil: nothing can be written but the upper and the scratch folders
+	Run        Run
+}
 
 // Baseline is the state at start, against which every reset is measured.
 type Baseline struct {
@@ -40,21 +52,30 @@ type Baseline struct {
 	changes map[string]stamp
 	// terminals belong to whoever mounted them; their entries go with the processes that opened them.
 	terminals map[string]attrs
+	name      string // of the method
+	method    method // nil where emptying scratch folders is all that can be done
+	guard     *guard // nil without a method
+	timeout   time.Duration
+	resets    int
 }
 
-// Record takes the baseline. The scratch folders must be empty; upper may be "" for a sandbox
-// whose root cannot be written; ownNetwork says that no other sandbox and no process outside uses its
-// network devices.
-func Record(scratch []string, upper string, ownNetwork bool) (*Baseline, error) {
-	if _, err := os.Lstat(queues); err == nil {
-		scratch = append(slices.Clone(scratch), queues)
+// Record takes the baseline, and proves that the method of reset works here.
+func Record(c Config) (*Baseline, error) {
+	scratch, always := slices.Clone(c.Scratch), []string{queues}
+	if c.Reset != nil {
+		always = append(always, memory) // of a container, who has it without asking
 	}
-	b := &Baseline{scratch: scratch, upper: upper, folders: map[string]attrs{}, started: time.Now()}
+	for _, folder := range always {
+		if _, err := os.Lstat(folder); err == nil && !slices.Contains(scratch, folder) {
+			scratch = append(scratch, folder)
+		}
+	}
+	b := &Baseline{scratch: scratch, upper: c.Upper, folders: map[string]attrs{}, started: time.Now(), name: overlay}
 	var err error
 	if b.mounts, err = os.ReadFile(mountTable); err != nil {
 		return nil, err
 	}
-	if ownNetwork {
+	if c.OwnNetwork {
 		if b.network, err = os.ReadFile(networkTable); err != nil {
 			return nil, err
 		}
@@ -76,16 +97,52 @@ func Record(scratch []string, upper string, ownNetwork bool) (*Baseline, error) 
 			return nil, err
 		}
 	}
-	if upper != "" {
-		if b.changes, err = walkUpper(upper); err != nil {
+	if c.Reset != nil {
+		if err := b.prepare(*c.Reset, c.Run); err != nil {
+			return nil, err
+		}
+	}
+	if c.Upper != "" {
+		if b.changes, err = walkUpper(c.Upper); err != nil {
 			return nil, err
 		}
 	}
 	return b, nil
 }
 
-// Restore empties what may be emptied. Call it when no process but the daemon is left.
+func (b *Baseline) prepare(r Reset, run Run) error {
+	var err error
+	if b.name, b.method, err = r.prepare(b.upper, b.scratch, run); err != nil || b.method == nil {
+		return err
+	}
+	b.timeout = seconds(r.TimeoutSeconds)
+	if err := b.clear(); err != nil { // the image's programs may have left something
+		return err
+	}
+	b.guard, err = newGuard(slices.Concat(b.scratch, b.method.owned()))
+	return err
+}
+
+// Method is the name of the method of reset.
+func (b *Baseline) Method() string { return b.name }
+
+// Restore puts back what can be put back. Call it when no process but the daemon is left.
 func (b *Baseline) Restore() error {
+	b.resets++
+	if b.name == recreate {
+		return errors.New("reset: the method is recreate")
+	}
+	if err := b.clear(); err != nil || b.method == nil {
+		return err
+	}
+	if err := b.method.restore(b.timeout); err != nil {
+		return fmt.Errorf("%s: %w", b.name, err)
+	}
+	return b.clear() // of what the image's programs left
+}
+
+// clear empties what may be emptied.
+func (b *Baseline) clear() error {
 	for _, folder := range b.scratch {
 		b.folders[folder].restore(folder)
 		if err := emptyOut(folder); err != nil {
@@ -101,10 +158,15 @@ func (b *Baseline) Restore() error {
 		was.restore(path)
 		_ = os.Chtimes(path, b.started, b.started) // who may not set them back could not set them either
 	}
+	if b.guard != nil {
+		if err := b.guard.restore(); err != nil {
+			return err
+		}
+	}
 	return removeIPC()
 }
 
-// Verify returns nil when the sandbox is as it was, else what differs.
+// Verify returns nil when the sandbox is as it was, else what differs. Every so often it reads everything.
 func (b *Baseline) Verify() error {
 	mounts, err := os.ReadFile(mountTable)
 	if err != nil {
@@ -139,7 +201,16 @@ func (b *Baseline) Verify() error {
 	if err := verifyIPC(); err != nil {
 		return err
 	}
-	return b.verifyUpper()
+	if err := b.verifyUpper(); err != nil || b.method == nil {
+		return err
+	}
+	if err := b.guard.verify(); err != nil {
+		return fmt.Errorf("undeclared: %w", err)
+	}
+	if err := b.method.verify(b.resets%thoroughEvery == 0); err != nil {
+		return fmt.Errorf("%s: %w", b.name, err)
+	}
+	return nil
 }
 
 // verifyNetwork finds what outlives sockets: closed connections keep their ports for a minute, and the
@@ -216,14 +287,20 @@ func emptyOut(folder string) error {
 	return nil
 }
 
-// unlock makes folders that the tenant closed to itself readable: the daemon has no capabilities
-// either, it is only their owner.
+// unlock makes folders that the tenant closed to itself readable, and takes marks away: the daemon may have no
+// capabilities either, it is only their owner.
 func unlock(root string) {
 	_ = filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
 		if err != nil && entry != nil && entry.IsDir() {
 			return filepath.SkipDir
 		}
-		if entry != nil && entry.IsDir() {
+		if entry == nil {
+			return nil
+		}
+		if entry.IsDir() || entry.Type().IsRegular() {
+			ioctlFlags(path, setFlags, new(uint32))
+		}
+		if entry.IsDir() {
 			_ = os.Chmod(path, 0o700)
 		}
 		return nil

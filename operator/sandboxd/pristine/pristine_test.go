@@ -26,7 +26,7 @@ func recorded(t *testing.T) (scratch, upper string, b *Baseline) {
 	if err := os.Mkdir(filepath.Join(upper, "usr"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	b, err := Record([]string{scratch}, upper, false)
+	b, err := Record(Config{Scratch: []string{scratch}, Upper: upper})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestEveryChangeOfTheUpperIsNamed(t *testing.T) {
 func TestScratchMustBeEmptyAtStart(t *testing.T) {
 	folder := t.TempDir()
 	write(t, folder+"/x")
-	if _, err := Record([]string{folder}, "", false); err == nil {
+	if _, err := Record(Config{Scratch: []string{folder}}); err == nil {
 		t.Error("a full scratch folder was accepted")
 	}
 }
