@@ -79,7 +79,27 @@ async def test_all_waiters_get_the_error_of_a_failed_acquire() -> None:
     assert [str(result) for result in results] == ["gone", "gone"]
 
 
-# 2. two pools or specs under the default key are two resources
+async def test_share_and_image_are_passed_on() -> None:
+    ctx, resources = make()
+    await ctx.acquire("shell", share="verifier", image="task-7")
+    await ctx.acquire_many([Request("judge", share="verifier"), Request("shell", "k", image="task-8")])
+    assert resources.acquired() == [
+        "shell default rollout verifier task-7",
+        "judge default rollout verifier",
+        "shell k rollout task-8",
+    ]
+    await ctx.close()
+
+
+# 2. two pools, specs or images under the default key are two resources
+
+
+async def test_two_images_of_a_pool_under_the_default_key_are_two_resources() -> None:
+    ctx, _ = make()
+    one, two = await ctx.acquire("shell", image="a"), await ctx.acquire("shell", image="b")
+    assert one is not two
+    assert await ctx.acquire("shell", image="a") is one
+    await ctx.close()
 
 
 async def test_two_pools_under_the_default_key_are_two_resources() -> None:
