@@ -19,18 +19,26 @@ const (
 	openFiles     = 1024 // the customary soft limit; Go raises its own to the hard one
 )
 
+// victimScore makes the kernel's out-of-memory killer choose a command before the daemon.
+var (
+	oomPath     = []byte("/proc/self/oom_score_adj\x00")
+	victimScore = []byte("500")
+)
+
 // launch is a command made ready for the kernel: nothing may be allocated between fork and exec.
-//
-// The package syscall forks with CLONE_VFORK: the daemon's thread then waits in the kernel for the exec of a
-// child that other commands may stop by a signal or hold up by a lease on its file, and with it waits the
-// first garbage collection, and so the whole daemon. This fork does not wait.
 type launch struct {
 	path, dir *byte // dir is nil to stay
 	argv, env []*byte
-	files     [3]uintptr
-	failure   uintptr // where the child writes its errno; closed by a successful exec
+	files     [3]int
 	limit     syscall.Rlimit
 	user      *User
+	killed    uint32 // not 0: before its process was there to be killed; written atomically
+
+	// How the child tells that the exec failed: a pipe, which a successful exec closes, or where it shares our
+	// memory, in it.
+	failurePipe uintptr
+	errno       syscall.Errno
+	victim      bool // it has made itself one, see victimScore
 }
 
 // action is the kernel's struct sigaction, larger than on any architecture; its zero is SIG_DFL.
@@ -39,8 +47,8 @@ type action struct {
 	mask                     [2]uint64
 }
 
-func prepare(path string, spec Spec, files [3]uintptr, failure uintptr) (*launch, error) {
-	l := &launch{files: files, failure: failure, user: spec.User}
+func prepare(path string, spec Spec, files [3]int) (*launch, error) {
+	l := &launch{files: files, user: spec.User}
 	var err error
 	if l.path, err = syscall.BytePtrFromString(path); err != nil {
 		return nil, err
@@ -63,20 +71,22 @@ func prepare(path string, spec Spec, files [3]uintptr, failure uintptr) (*launch
 	return l, nil
 }
 
-// fork starts the child. No signal may reach it while it still has the handlers of Go.
+// fork starts a child with memory of its own. It does not wait for the exec, but copying the tables of that
+// memory takes as long as the exec itself. No signal may reach a child that still has the handlers of Go.
 //
 //go:norace
 //go:nosplit
-func (l *launch) fork() (pid int, errno syscall.Errno) {
+func (l *launch) fork(pid *int32) (errno syscall.Errno) {
 	all, before := ^uint64(0), uint64(0)
 	syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, setMask, uintptr(unsafe.Pointer(&all)),
 		uintptr(unsafe.Pointer(&before)), signalBytes, 0, 0)
-	id, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	id, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD)|syscall.CLONE_PARENT_SETTID, 0,
+		uintptr(unsafe.Pointer(pid)), 0, 0, 0)
 	if errno == 0 && id == 0 {
 		l.child(&before)
 	}
 	syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, setMask, uintptr(unsafe.Pointer(&before)), 0, signalBytes, 0, 0)
-	return int(id), errno
+	return errno
 }
 
 // child runs in the new process and never returns.
@@ -90,8 +100,15 @@ func (l *launch) child(mask *uint64) {
 	}
 	syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, setMask, uintptr(unsafe.Pointer(mask)), 0, signalBytes, 0, 0)
 	syscall.RawSyscall(syscall.SYS_SETPGID, 0, 0, 0)
-	errno := l.exec()
-	syscall.RawSyscall(syscall.SYS_WRITE, l.failure, uintptr(unsafe.Pointer(&errno)), unsafe.Sizeof(errno))
+	if l.killed != 0 {
+		pid, _, _ := syscall.RawSyscall(syscall.SYS_GETPID, 0, 0, 0)
+		syscall.RawSyscall(syscall.SYS_KILL, pid, uintptr(syscall.SIGKILL), 0)
+	}
+	l.becomeVictim()
+	l.errno = l.exec()
+	if l.failurePipe != 0 {
+		syscall.RawSyscall(syscall.SYS_WRITE, l.failurePipe, uintptr(unsafe.Pointer(&l.errno)), unsafe.Sizeof(l.errno))
+	}
 	for {
 		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, childFailed, 0, 0)
 	}
@@ -101,15 +118,15 @@ func (l *launch) child(mask *uint64) {
 //go:nosplit
 func (l *launch) exec() syscall.Errno {
 	for end := uintptr(0); end < 3; end++ { // the daemon's own three are open, so all sources lie above
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, l.files[end], end, 0); errno != 0 {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, uintptr(l.files[end]), end, 0); errno != 0 {
 			return errno
 		}
 	}
 	// All of the daemon's descriptors close at an exec, but a child that is held up must not keep them.
-	if l.failure > 3 {
-		syscall.RawSyscall(sysCloseRange, 3, l.failure-1, 0)
+	if l.failurePipe > 3 {
+		syscall.RawSyscall(sysCloseRange, 3, l.failurePipe-1, 0)
 	}
-	syscall.RawSyscall(sysCloseRange, l.failure+1, highest, 0)
+	syscall.RawSyscall(sysCloseRange, max(3, l.failurePipe+1), highest, 0)
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, syscall.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&l.limit)), 0, 0, 0)
 	if errno != 0 {
 		return errno
@@ -146,29 +163,40 @@ func (l *launch) become() (errno syscall.Errno) {
 	return errno
 }
 
-// spawn forks and returns at once, with a pipe that tells how the exec went: see outcome.
-func spawn(path string, spec Spec, files [3]uintptr) (pid int, told *os.File, err error) {
+// becomeVictim raises the child's own likelihood to be killed for memory, which is allowed to everybody.
+//
+//go:norace
+//go:nosplit
+func (l *launch) becomeVictim() {
+	fd, _, errno := syscall.RawSyscall6(syscall.SYS_OPENAT, ^uintptr(99), uintptr(unsafe.Pointer(&oomPath[0])), // AT_FDCWD
+		syscall.O_WRONLY|syscall.O_CLOEXEC, 0, 0, 0)
+	if errno != 0 {
+		return
+	}
+	_, _, errno = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&victimScore[0])), uintptr(len(victimScore)))
+	syscall.RawSyscall(syscall.SYS_CLOSE, fd, 0, 0)
+	l.victim = errno == 0
+}
+
+// slow starts a child by fork, and returns a pipe that tells how the exec went: see outcome.
+func (l *launch) slow(pid *int32) (told *os.File, err error) {
 	told, failure, err := os.Pipe()
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	defer failure.Close()
-	l, err := prepare(path, spec, files, failure.Fd())
-	if err != nil {
-		told.Close()
-		return 0, nil, err
-	}
+	l.failurePipe = failure.Fd()
 	runtime.LockOSThread()
-	pid, errno := l.fork()
+	errno := l.fork(pid)
 	runtime.UnlockOSThread()
 	runtime.KeepAlive(l)
 	if errno != 0 {
 		told.Close()
-		return 0, nil, errno
+		return nil, errno
 	}
 	// The child does the same: whoever comes first, its group is there before anybody is to kill it.
-	_ = syscall.Setpgid(pid, pid)
-	return pid, told, nil
+	_ = syscall.Setpgid(int(*pid), int(*pid))
+	return told, nil
 }
 
 // outcome waits for the exec: nil if the command runs, or ended before it could say.

@@ -1,9 +1,9 @@
 package proc
 
 import (
-	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 )
 
 // Output keeps the first bytes of a stream, up to its limit, and lets the rest go, so that a flood costs time
@@ -82,13 +82,30 @@ func (o *Output) wake() {
 	}
 }
 
-// collect copies a pipe to its end, which the channel tells.
-func collect(from *os.File, o *Output) <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+// buffers are what pipes are read into: as much as one holds by default would be more than most need.
+var buffers = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+
+// drain copies both pipes of a command to their ends, which the channel tells.
+func drain(stdout, stderr *os.File, spec Spec) <-chan struct{} {
+	var left atomic.Int32
+	drained := make(chan struct{})
+	copyAll := func(from *os.File, to *Output) {
 		defer from.Close()
-		_, _ = io.Copy(o, from)
-	}()
-	return done
+		buffer := buffers.Get().(*[16 << 10]byte)
+		defer buffers.Put(buffer)
+		for {
+			n, err := from.Read(buffer[:])
+			_, _ = to.Write(buffer[:n])
+			if err != nil {
+				break
+			}
+		}
+		if left.Add(-1) == 0 {
+			close(drained)
+		}
+	}
+	left.Store(2)
+	go copyAll(stdout, spec.Stdout)
+	go copyAll(stderr, spec.Stderr)
+	return drained
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -58,24 +59,22 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	c, err := t.start(ctx, path, spec, streams.childEnds())
+	prepared, err := prepare(path, spec, streams.child)
 	if err != nil {
 		streams.close()
-		if errors.Is(err, ErrClosed) {
-			return Result{}, err
-		}
 		return failed(err, spec), nil
 	}
-	stdout, stderr := streams.run(spec)
-	timedOut, err := t.wait(ctx, c, spec.Timeout)
-	streams.stopStdin()
-	if err != nil {
+	c := &child{launch: prepared, ended: make(chan struct{}), exec: make(chan error, 1)}
+	timedOut, err := t.follow(ctx, c, streams, spec)
+	switch {
+	case errors.Is(err, ErrClosed), errors.Is(err, ErrStuck):
 		return Result{}, err
+	case err != nil:
+		return failed(err, spec), nil
 	}
 	if failure := c.failure(); failure != nil {
 		return failed(failure, spec), ctx.Err()
 	}
-	awaitEnd(Grace, stdout, stderr)
 
 	result := Result{TimedOut: timedOut, Wall: time.Since(began)}
 	result.ExitCode = c.status.ExitStatus()
@@ -87,45 +86,65 @@ func (t *Table) Run(ctx context.Context, spec Spec) (Result, error) {
 	return result, ctx.Err()
 }
 
-func (t *Table) wait(ctx context.Context, c *child, timeout time.Duration) (timedOut bool, err error) {
-	limit := time.NewTimer(timeout)
+// follow starts a child and waits for its end and its output. The start is not waited for alone: a command
+// that is held up before its exec ends at its timeout like any other.
+func (t *Table) follow(ctx context.Context, c *child, s *streams, spec Spec) (timedOut bool, err error) {
+	started := make(chan error, 1)
+	go func() { started <- t.start(ctx, c) }()
+	limit := time.NewTimer(spec.Timeout)
 	defer limit.Stop()
-	select {
-	case <-c.ended:
-		return false, nil
-	case <-ctx.Done():
-	case <-limit.C:
-		timedOut = true
+	var drained, reading <-chan struct{} // the same, but for nil once it was seen
+	var stuck <-chan time.Time
+	cancelled, ended := ctx.Done(), c.ended
+	for started != nil || ended != nil {
+		select {
+		case <-reading:
+			reading = nil
+			t.Reap() // most end with their output: this is sooner than the signal that tells
+			continue
+		case err := <-started:
+			if err != nil {
+				s.close()
+				return false, err
+			}
+			started = nil
+			drained = s.run(spec)
+			reading = drained
+			continue
+		case <-ended:
+			ended = nil
+			continue
+		case <-cancelled:
+			cancelled = nil
+		case <-limit.C:
+			timedOut = true
+		case <-stuck:
+			s.stopStdin()
+			if started != nil {
+				go func() { <-started; s.close() }()
+			}
+			return timedOut, fmt.Errorf("%w: %d, %v after SIGKILL", ErrStuck, atomic.LoadInt32(&c.pid), KillWait)
+		}
+		t.kill(c)
+		stuck = time.After(KillWait)
 	}
-	t.kill(c)
-	stuck := time.NewTimer(KillWait)
-	defer stuck.Stop()
+	s.stopStdin()
 	select {
-	case <-c.ended:
-		return timedOut, nil
-	case <-stuck.C:
-		return timedOut, fmt.Errorf("%w: %d, %v after SIGKILL", ErrStuck, c.pid, KillWait)
+	case <-drained:
+	case <-time.After(Grace):
 	}
+	return timedOut, nil
 }
 
 // failure is why an ended child never became the command; nil if it did.
 func (c *child) failure() error {
-	if c.status.Signaled() || c.status.ExitStatus() != childFailed {
+	switch {
+	case c.failurePipe == 0 && c.errno != 0:
+		return c.errno
+	case c.failurePipe == 0, c.status.Signaled(), c.status.ExitStatus() != childFailed:
 		return nil
 	}
 	return <-c.exec // it has ended, so it has told or never will
-}
-
-func awaitEnd(grace time.Duration, outputs ...<-chan struct{}) {
-	limit := time.NewTimer(grace)
-	defer limit.Stop()
-	for _, done := range outputs {
-		select {
-		case <-done:
-		case <-limit.C:
-			return
-		}
-	}
 }
 
 // lookup finds a bare name in the PATH of the command's own environment.

@@ -14,7 +14,7 @@ import (
 )
 
 // opened is a table with somebody who reaps, as in main.
-func opened(t *testing.T) *Table {
+func opened(t testing.TB) *Table {
 	t.Helper()
 	table, ended := NewTable(), make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)

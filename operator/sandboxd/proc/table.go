@@ -2,8 +2,8 @@
 // one place that reaps, and it is here.
 //
 // Guarantees:
-//  1. Start and registration happen under one lock, and so do reaping and recording: a signal
-//     never meets a recycled pid.
+//  1. A child is registered before it exists, and reaped and recorded under one lock: a signal never
+//     meets a recycled pid, and no end is missed.
 //  2. A command is a process group of its own; timeout, cancel and lease loss kill the whole group.
 //  3. Output is bounded; what is over the bound is drained, not kept.
 //  4. A background process that holds the output pipes delays an answer by Grace at most.
@@ -28,8 +28,6 @@ const (
 	Grace = 200 * time.Millisecond
 	// KillWait is how long a killed process may take to die (it may sit in an uninterruptible call).
 	KillWait = 5 * time.Second
-	// victimScore makes the kernel's out-of-memory killer choose a command before the daemon.
-	victimScore = "500"
 )
 
 // ErrClosed says that no process may start now: there is no lease.
@@ -39,55 +37,92 @@ var ErrClosed = errors.New("no process may start: the sandbox holds no lease")
 var ErrStuck = errors.New("a killed process does not end")
 
 type child struct {
-	pid    int
+	*launch
+	pid    int32 // written by the kernel before the child runs; 0 until then
 	ended  chan struct{}
-	exec   chan error // how the exec went, one value; the group may be killed before that
+	exec   chan error // how the exec of a forked one went, one value; the group may be killed before that
 	status syscall.WaitStatus
 	usage  syscall.Rusage
 }
 
-// Table is the set of processes that the daemon started and has not reaped yet.
+// Table is the set of processes that the daemon starts, and has not reaped yet.
 type Table struct {
-	mu       sync.Mutex
-	open     atomic.Bool
-	children map[int]*child
+	quick chan struct{} // held by a start that waits for its exec
+
+	mu       sync.Mutex // guards what follows
+	open     bool
+	children map[*child]struct{}
 }
 
 // NewTable returns an empty, closed table.
-func NewTable() *Table { return &Table{children: map[int]*child{}} }
+func NewTable() *Table {
+	return &Table{children: map[*child]struct{}{}, quick: make(chan struct{}, quickStarts)}
+}
 
 // Open allows starts; it is called when a lease is taken.
 func (t *Table) Open() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.open.Store(true)
+	t.open = true
 }
 
-// start refuses once ctx has ended: its lease may have ended long ago, and the table be open for the next.
-func (t *Table) start(ctx context.Context, path string, spec Spec, files [3]uintptr) (*child, error) {
+// start returns once the child runs its command, has failed to, or, forked, is on its way there.
+func (t *Table) start(ctx context.Context, c *child) error {
+	if err := t.register(ctx, c); err != nil {
+		return err
+	}
+	var err error
+	select {
+	case t.quick <- struct{}{}:
+		err = c.quick(&c.pid)
+		<-t.quick
+	default:
+		var told *os.File
+		if told, err = c.slow(&c.pid); err == nil {
+			go func() { c.exec <- outcome(told) }()
+		}
+	}
+	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.children, c)
+		return err
+	}
+	if atomic.LoadUint32(&c.killed) != 0 { // before the kernel had told its pid, perhaps
+		t.kill(c)
+	}
+	if !c.victim { // it may lack the right before its exec
+		_ = os.WriteFile("/proc/"+strconv.Itoa(int(c.pid))+"/oom_score_adj", victimScore, 0)
+	}
+	return nil
+}
+
+// register refuses once ctx has ended: its lease may have ended long ago, and the table be open for the next.
+func (t *Table) register(ctx context.Context, c *child) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.open.Load() || ctx.Err() != nil {
-		return nil, ErrClosed
+	if !t.open || ctx.Err() != nil {
+		return ErrClosed
 	}
-	pid, told, err := spawn(path, spec, files)
-	if err != nil {
-		return nil, err
-	}
-	c := &child{pid: pid, ended: make(chan struct{}), exec: make(chan error, 1)}
-	t.children[pid] = c
-	go func() { c.exec <- outcome(told) }()
-	// Raising one's own likelihood is allowed to everybody; where /proc says no, nothing is lost.
-	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(victimScore), 0)
-	return c, nil
+	t.children[c] = struct{}{}
+	return nil
 }
 
-// kill ends the group of a child that has not been reaped: afterwards its pid may be another's.
+// kill ends the group of a child that has not been reaped: afterwards its pid may be another's. One that does
+// not exist yet will see that it is not to run.
 func (t *Table) kill(c *child) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.children[c.pid] == c {
-		_ = syscall.Kill(-c.pid, syscall.SIGKILL)
+	if _, there := t.children[c]; !there {
+		return
+	}
+	atomic.StoreUint32(&c.killed, 1)
+	pid := int(atomic.LoadInt32(&c.pid))
+	if pid == 0 {
+		return
+	}
+	if err := syscall.Kill(-pid, syscall.SIGKILL); errors.Is(err, syscall.ESRCH) {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it has no group yet
 	}
 }
 
@@ -105,18 +140,34 @@ func (t *Table) Reap() {
 		if err != nil || pid <= 0 {
 			return
 		}
-		if c := t.children[pid]; c != nil {
-			c.status, c.usage = status, usage
-			delete(t.children, pid)
-			close(c.ended)
+		for c := range t.children {
+			if int(atomic.LoadInt32(&c.pid)) == pid {
+				c.status, c.usage = status, usage
+				delete(t.children, c)
+				close(c.ended)
+				break
+			}
 		}
 	}
+}
+
+// close refuses every later start.
+func (t *Table) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.open = false
+}
+
+func (t *Table) empty() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.children) == 0
 }
 
 // KillAll closes the table and kills until nobody is left. One kill(-1) is atomic against fork,
 // so a fork bomb cannot outrun it; the loop is for what was dying already.
 func (t *Table) KillAll(wait time.Duration) error {
-	t.open.Store(false)
+	t.close()
 	if os.Getpid() != 1 {
 		return errors.New("kill(-1) refused: the daemon is not PID 1 of a sandbox")
 	}
@@ -125,7 +176,7 @@ func (t *Table) KillAll(wait time.Duration) error {
 		err := syscall.Kill(-1, syscall.SIGKILL)
 		t.Reap()
 		left, listErr := Others()
-		if errors.Is(err, syscall.ESRCH) && listErr == nil && len(left) == 0 {
+		if errors.Is(err, syscall.ESRCH) && listErr == nil && len(left) == 0 && t.empty() {
 			return nil
 		}
 		if time.Now().After(deadline) {
