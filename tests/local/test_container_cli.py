@@ -227,7 +227,7 @@ async def test_recreate_is_a_new_container_each_time(runner: ContainerCLIRunner)
 
 async def test_dead_container_is_replaced_by_a_reset(runner: ContainerCLIRunner) -> None:
     async with box(runner) as made:
-        os.kill(made.member.handle._process.pid, signal.SIGKILL)
+        os.kill(made.member.handle.process.pid, signal.SIGKILL)
         assert await made.member.handle.dies_within(5)
         assert not (await runner.probe(made.member)).alive
         with pytest.raises(Infra, match="the sandbox died: its first process was killed"):

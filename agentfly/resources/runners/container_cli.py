@@ -25,14 +25,13 @@ from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners import container_cli_command as command_line
 from agentfly.resources.runners import container_cli_engine as engines
 from agentfly.resources.runners import container_cli_layer as layer
-from agentfly.resources.runners.attached import Attached, Door, spawn
+from agentfly.resources.runners.attached_sandbox import SHM, AttachedSandbox
 from agentfly.resources.runners.cgroups import DAEMON_TASKS
-from agentfly.resources.runners.container_cli_command import SHM, Engine, Placing, Scratch
+from agentfly.resources.runners.container_cli_command import Engine, Placing, Scratch
 from agentfly.resources.runners.container_cli_images import Image, Images, Once
 from agentfly.resources.runners.owner_dir import OwnerDir
 from agentfly.resources.runners.sandboxd_runner import (
     DEFAULT_ENV,
-    Sandbox,
     SandboxdRunner,
     through_cancellation,
 )
@@ -40,8 +39,6 @@ from agentfly.resources.spec import ContainerSpec
 
 logger = logging.getLogger(__name__)
 
-START_S = 60.0
-"""An engine takes 0.2 s for a container; with a hundred starting at once, twenty."""
 REMOVE_S = 30.0
 RECORD = "containers.json"
 """In the owner's folder: which command removes its containers, and their label."""
@@ -49,85 +46,34 @@ ENGINE_FILES = frozenset({".containerenv"})
 """What an engine puts into an empty folder of an image by itself."""
 
 
-class Container(Sandbox):
-    """One container and its folder on this machine."""
+class Container(AttachedSandbox):
+    """One container. ``folders`` are those in memory."""
 
     def __init__(
-        self, engine: Engine, owner: OwnerDir, image: Image, spec: ContainerSpec, member: str
+        self, engine: Engine, owner: OwnerDir, sandboxd: Path, image: Image, spec: ContainerSpec, member: str
     ) -> None:
         number = owner.new_name()
+        super().__init__(owner, number)
         self.image, self.spec = image, spec
-        self.door = Door(owner.new_home(number, []))
-        self.address = f"unix://{self.door.socket}"
-        self.placing: Placing
         self.folders: tuple[Scratch, ...] = ()
-        self.argv: list[str] = []
-        self._engine, self._owner = engine, owner
-        self._name = f"agentfly-{owner.name}-{number}"
-        self._member = member
-        self._process: Attached | None = None
-        self._watched: list[layer.Tree] = []
-        self._before: layer.Stamps | None = None
+        self._engine = engine
+        name = f"agentfly-{owner.name}-{number}"
+        self._placing = Placing(name, owner.name, member, sandboxd, self.door.shared, owner.path / "etc")
 
-    def arrange(self, sandboxd: Path, empty: Sequence[str]) -> None:
-        """Decide the command line, given which folders of the image hold nothing."""
-        owner = self._owner
-        etc = owner.path / "etc"
-        placing = Placing(self._name, owner.name, self._member, sandboxd, self.door.shared, etc)
-        self.folders = command_line.scratch(self.spec, empty)
-        self.argv = command_line.run(
-            self._engine, self.spec, self.image.id, self.image.is_roots, placing, self.folders
-        )
+    def command(self) -> tuple[list[str], None]:
+        """See ``AttachedSandbox.command``."""
+        root = self.image.is_roots
+        return command_line.run(
+            self._engine, self.spec, self.image.id, root, self._placing, self.folders
+        ), None
 
-    async def connect(self) -> int:
-        """Start the container; returns the pid of its daemon, which waits for its configuration."""
-        self._process = spawn(self.argv, self.door)
-        async with asyncio.timeout(START_S):
-            await self._process.connected()
-        return self._process.pid
+    def scratch(self) -> list[str]:
+        """See ``AttachedSandbox.scratch``."""
+        return [SHM, *(folder.path for folder in self.folders)]
 
-    async def launch(self, config: bytes) -> None:
-        """See ``Sandbox.launch``."""
-        pid = await self.connect()
-        assert self._process is not None
-        self._process.configure(config)
-        await asyncio.to_thread(self._record, pid)
-
-    def _record(self, pid: int) -> None:
-        try:
-            table = Path(f"/proc/{pid}/mountinfo").read_text()
-            own = [SHM, *(folder.path for folder in self.folders)]
-            self._watched = layer.watched(table, own, f"/proc/{pid}/root")
-            self._before = layer.stamps(self._watched)
-        except OSError as error:
-            if self._process is None or not self._process.alive:
-                raise
-            logger.info("container %s: every reset will be a new one: %s", self._name, error)
-
-    async def dies_within(self, seconds: float) -> bool:
-        """See ``Sandbox.dies_within``."""
-        return self._process is None or await self._process.dies_within(seconds)
-
-    def last_words(self) -> str:
-        """See ``Sandbox.last_words``."""
-        return self._process.last_words() if self._process else ""
-
-    def residue(self) -> str | None:
-        """See ``Sandbox.residue``."""
-        if self._before is None:
-            return "what was written to its root cannot be seen from here"
-        return layer.difference(self._before, self._watched)
-
-    async def remove(self) -> None:
-        """See ``Sandbox.remove``."""
-        if self._process is not None:
-            try:
-                await self._process.end()
-            except TimeoutError:
-                await asyncio.to_thread(_discard, self._engine, [self._name])
-                self._process.kill()
-                await self._process.end()
-        self._owner.drop(self.door.path)
+    async def force(self) -> None:
+        """See ``AttachedSandbox.force``."""
+        await asyncio.to_thread(_discard, self._engine, [self._placing.name])
 
 
 class ContainerCLIRunner(SandboxdRunner):
@@ -191,10 +137,10 @@ class ContainerCLIRunner(SandboxdRunner):
         image = await self._images.get(spec.image)
         empty = await self._layouts.get((image.id, spec.workdir), lambda: self._layout(engine, image, spec))
         try:
-            container = Container(engine, self._own(), image, spec, member_id)
+            container = Container(engine, self._own(), self._sandboxd, image, spec, member_id)
         except OSError as error:
             raise StartFailed(f"run_dir: {self._run_dir}: {error}") from error
-        container.arrange(self._sandboxd, empty)
+        container.folders = command_line.scratch(spec, empty)
         return container
 
     async def _engine(self) -> Engine:
@@ -212,8 +158,7 @@ class ContainerCLIRunner(SandboxdRunner):
         Raises:
             StartFailed: with the engine's words.
         """
-        container = Container(engine, self._own(), image, spec, "layout")
-        container.arrange(self._sandboxd, ())
+        container = Container(engine, self._own(), self._sandboxd, image, spec, "layout")
         try:
             pid = await container.connect()
             wanted = command_line.wanted_scratch(spec)
@@ -233,7 +178,7 @@ class ContainerCLIRunner(SandboxdRunner):
         assert self._found is not None
         assert self._found.engine is not None
         return {
-            "scratch": [SHM, *(folder.path for folder in container.folders)],
+            "scratch": container.scratch(),
             "ownNetwork": not spec.network,
             "workdir": spec.workdir,
             "env": env,

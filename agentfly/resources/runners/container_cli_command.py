@@ -21,7 +21,6 @@ DAEMON = f"{OURS}/sandboxd"
 SHARED = f"{OURS}/owner"
 HANDOVER = f"{SHARED}/h"
 RESERVED = ("/proc", "/sys", "/dev", OURS)
-SHM = "/dev/shm"
 OWNER_LABEL = "agentfly.owner"
 MEMBER_LABEL = "agentfly.member"
 # docker's own list without what commands of an agent have no use for: making devices, raw sockets, binding
