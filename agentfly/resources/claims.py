@@ -181,11 +181,13 @@ class Claims:
         self._tickets[ask.pool.spec.name, ticket] = claim
         return claim
 
-    def end(self, claim: Claim) -> None:
-        """Forget a claim."""
-        if self._leases.pop(claim.lease_id, None) is not None:
-            del self._names[_name(claim.owner, claim.ask)]
-            del self._tickets[claim.pool.spec.name, claim.ticket]
+    def end(self, claim: Claim) -> bool:
+        """Forget a claim. False: it was forgotten before."""
+        if self._leases.pop(claim.lease_id, None) is None:
+            return False
+        del self._names[_name(claim.owner, claim.ask)]
+        del self._tickets[claim.pool.spec.name, claim.ticket]
+        return True
 
     def lose(self, claim: Claim, reason: str, now: float) -> None:
         """Mark a claim as lost, and forget those that were lost long ago."""

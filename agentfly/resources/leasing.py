@@ -60,8 +60,9 @@ class Leasing:
 
     def end(self, claim: Claim, error: ResourceError, *, dirty: bool = False) -> None:
         """The claim is over; whoever waits for it is told the error. A ``dirty`` member is not used again."""
+        if not self.claims.end(claim):
+            return
         now = _now()
-        self.claims.end(claim)
         self._drop(claim.lease_id)
         claim.pool.withdraw(claim.ticket, now, dirty=dirty)
         claim.fail(error)

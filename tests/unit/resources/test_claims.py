@@ -61,8 +61,7 @@ def test_claim_is_found_by_lease_and_by_ticket_until_it_ends():
     claim = open_claim(claims, Ask(a, "default"), "o", 0)
     assert claims.of_lease(claim.lease_id) is claims.of_ticket(a, claim.ticket) is claim
     assert list(claims) == [claim]
-    claims.end(claim)
-    claims.end(claim)
+    assert (claims.end(claim), claims.end(claim)) == (True, False)
     assert (claims.of_lease(claim.lease_id), claims.of_ticket(a, claim.ticket)) == (None, None)
     assert claims.find("o", Ask(a, "default")) is None
 

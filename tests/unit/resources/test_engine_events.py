@@ -84,6 +84,18 @@ async def test_one_lease_of_many_callers_or_of_a_reset_is_one_grant():
 
 
 @virtual
+async def test_lease_that_ends_while_its_rest_is_waited_for_is_released_once():
+    async with Watched(FakeRunner(), pool(max=1), pool("other", resource=ContainerSpec(pids=9))) as seen:
+        await seen.engine.acquire("other", "in the way")
+        both = asyncio.create_task(seen.engine.acquire_many([Request("swe"), Request("other")], "o"))
+        await asyncio.sleep(1)
+        await seen.engine.release_owner("o")
+        with pytest.raises(LeaseLost):
+            await both
+        assert len(seen.told(EventKind.LEASE_RELEASED)) == 1
+
+
+@virtual
 async def test_dirty_release_says_so():
     async with Watched(FakeRunner(), pool(max=1)) as seen:
         await (await seen.engine.acquire("swe", "o")).release(dirty=True)

@@ -1,16 +1,21 @@
-"""Random schedules of the engine: cancels, deadlines, deaths, failing starts, leases and resets, all seeded.
+"""Random schedules of the engine: cancels, deadlines, deaths, failing starts, leases and resets, shares,
+images, demand and resizing, all seeded.
 
-After each schedule: nobody was served out of turn, no member was handed out unverified, no pool ever had more
-than ``max`` members, and nothing is left: no lease, no member, no task, no error that nobody awaited.
+After each schedule: nobody was served out of turn, no member was handed out unverified or with another image
+than was asked for, no pool ever had more than its largest ``max``, every member that started was told to have
+ended, and nothing is left: no lease, no member, no task, no error that nobody awaited.
 """
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import LeaseLost, ResourceError
+from agentfly.resources.events import Event, EventKind
 from agentfly.resources.lease import Lease, Request
 from agentfly.resources.spec import ContainerSpec, ModelServiceSpec, PoolSpec
 from tests.unit.resources.harness import FakeRunner, run
@@ -62,8 +67,12 @@ async def use(rng: random.Random, engine: ResourceEngine, leases: list[Lease]) -
 
 async def rollout(rng: random.Random, engine: ResourceEngine, owner: str) -> None:
     await asyncio.sleep(rng.choice([0, 0, 0.01, 0.5]))
-    pools = rng.choice([["a"], ["a"], ["b"], ["judge"], ["a", "b"], ["b", "a", "judge"]])
-    requests = [Request(name) for name in pools]
+    pools = rng.choice([["a"], ["a"], ["b"], ["c"], ["judge"], ["a", "b"], ["c", "a"], ["b", "a", "judge"]])
+    share = rng.choice(["", "job", "verifier"])
+    requests = [
+        Request(name, share=share, image=rng.choice(["x", "y", None]) if name == "c" else None)
+        for name in pools
+    ]
     if rng.random() < 0.2:
         requests.append(Request("a", key="second"))
     leases: list[Lease] = []
@@ -71,6 +80,7 @@ async def rollout(rng: random.Random, engine: ResourceEngine, owner: str) -> Non
         for attempt in range(rng.choice([1, 1, 2])):
             deadline = rng.choice([0.0, 0.02, 1.0, 30.0])
             leases = await engine.acquire_many(requests, owner, attempt=attempt, deadline=deadline)
+            assert [lease.info.image for lease in leases] == [r.image or "" for r in requests]
             await use(rng, engine, leases)
     except ResourceError:
         pass  # all of them are legitimate here: what must hold is checked at the end
@@ -79,6 +89,18 @@ async def rollout(rng: random.Random, engine: ResourceEngine, owner: str) -> Non
             for lease in leases:
                 await lease.release(dirty=rng.random() < 0.2)
         await engine.release_owner(owner)
+
+
+async def disturb(rng: random.Random, engine: ResourceEngine, pools: Sequence[PoolSpec]) -> None:
+    await asyncio.sleep(rng.choice([0, 0.1, 1.0]))
+    if rng.random() < 0.5:
+        await engine.demand("c", rng.choice([["x", "y", "x"], {"y": 1}, {}]), rng.choice(["r0", "job"]))
+    if rng.random() < 0.5:
+        pool = rng.choice(pools)
+        engine.resize_pool(pool.model_copy(update={"min": 0, "max": rng.randint(2, pool.max)}))
+    if rng.random() < 0.3:
+        engine.leases()
+        await engine.release_owner(f"r{rng.randint(0, 5)}")
 
 
 async def schedule(seed: int) -> None:
@@ -92,14 +114,27 @@ async def schedule(seed: int) -> None:
             min=rng.randint(0, 2),
             max=rng.randint(2, 3),
             max_reuses=reuses,
+            reserved=rng.choice([{}, {"verifier": 1}]),
+            weights={"job": 2},
+            quarantine=rng.choice([0, 1]),
         ),
         PoolSpec(name="b", resource=OTHER, max=1, lease_ttl_s=3, max_pending=rng.choice([3, 1024])),
+        PoolSpec(
+            name="c",
+            resource=ContainerSpec(),
+            max=3,
+            per_image=True,
+            buffer=rng.choice([0, 1]),
+            starts_per_s=rng.choice([None, 2]),
+        ),
         PoolSpec(
             name="judge", shared=True, resource=ModelServiceSpec(model="m", max_model_len=8), max_lifetime_s=5
         ),
     ]
-    async with ResourceEngine([runner, model], pools) as engine:
-        tasks = [asyncio.create_task(rollout(rng, engine, f"r{i}")) for i in range(rng.randint(3, 14))]
+    events: list[Event] = []
+    async with ResourceEngine([runner, model], pools, observer=events.append) as engine:
+        tasks = [asyncio.create_task(disturb(rng, engine, [pools[0], pools[2]]))]
+        tasks += [asyncio.create_task(rollout(rng, engine, f"r{i}")) for i in range(rng.randint(3, 14))]
         for _ in range(rng.randint(0, 8)):
             await asyncio.sleep(rng.choice([0, 0, 0.01, 0.1, 0.7]))
             rng.choice(tasks).cancel()
@@ -118,6 +153,15 @@ async def schedule(seed: int) -> None:
     for each in (runner, model):
         assert each.faults == []
         assert each.existing == set()
+    born = {event.member for event in events if event.kind is EventKind.MEMBER_STARTED}
+    gone = Counter(event.member for event in events if event.kind is EventKind.MEMBER_STOPPED)
+    assert born <= gone.keys()
+    assert max(gone.values(), default=1) == 1
+    granted = Counter(event.lease for event in events if event.kind is EventKind.LEASE_GRANTED)
+    ended = Counter(
+        event.lease for event in events if event.kind in (EventKind.LEASE_RELEASED, EventKind.LEASE_LOST)
+    )
+    assert granted == ended
     for pool in pools:
         assert max(runner.peaks[pool.name], model.peaks[pool.name]) <= pool.max
 
