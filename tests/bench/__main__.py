@@ -10,23 +10,28 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from agentfly.api import ResourcePool
 from agentfly.broker.client import BrokerClient
 from agentfly.local.paths import run_dir
 from agentfly.local.plane import data_plane
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.container_cli import ContainerCLIRunner
+from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox.binary import find_sandboxd
-from tests.bench import acquire, rollouts, sandboxes
+from tests.bench import acquire, crowd, load, pools, reuse, rollouts, sandboxes
 from tests.bench.machine import facts
 from tests.bench.report import Section, render
-from tests.bench.scripted import load
+from tests.bench.scripted import load as recording
+from tests.local.engine_fixture import SHELL, engine
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MEMBERS = 16
-ALL_S = 300.0
+ALL_S = 600.0
 WARM_S = 30.0
 
 logger = logging.getLogger("tests.bench")
@@ -48,9 +53,41 @@ async def bench() -> list[Section]:
             execs = await sandboxes.execs(runner)
             _say("warm acquires and hand-overs")
             warm = await acquire.measure(plane.engine, broker, lambda: sandboxes.start(runner))
+            _say("open loop and cycles")
+            loaded = await load.measure(plane.engine, broker)
             _say("rollouts")
-            played = await rollouts.measure(load(), plane.engine, MEMBERS)
-    return [warm, sandboxes.lives_section(lives), sandboxes.execs_section(execs), played]
+            played = await rollouts.measure(recording(), plane.engine, MEMBERS)
+        async with single() as runner, containers() as podman:
+            _say("no-op rollouts")
+            reused = await reuse.measure([_bubblewrap(runner), *podman])
+            _say("sizes of the pool")
+            sized = await pools.measure(runner)
+            _say("many at once")
+            many = await crowd.measure(runner)
+    one = [sandboxes.lives_section(lives), sandboxes.execs_section(execs)]
+    return [warm, loaded, *one, reused, many, sized, played]
+
+
+@asynccontextmanager
+async def containers() -> AsyncIterator[list[reuse.Kind]]:
+    """Containers of podman, with a store of its own; none, and a word about it, where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            command = await asyncio.to_thread(stack.enter_context, engine("podman"))
+        except pytest.skip.Exception as missing:
+            _say(f"without containers: {missing}")
+            yield []
+            return
+        runner = ContainerCLIRunner(run_dir() / secrets.token_hex(4), find_sandboxd(), command)
+        spec = ContainerSpec(runtime="container-cli", image=SHELL, memory_mb=64)
+        try:
+            yield [reuse.Kind("podman", runner, spec, reset=500, fresh=48, repeats=2)]
+        finally:
+            await runner.close()
+
+
+def _bubblewrap(runner: BubblewrapRunner) -> reuse.Kind:
+    return reuse.Kind("bubblewrap", runner, ContainerSpec(memory_mb=64), reset=2000, fresh=400, repeats=2)
 
 
 @asynccontextmanager
