@@ -1,5 +1,6 @@
 """One tenant against its neighbours and the machine: all that a user of the kernel has only so much of."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -103,6 +104,50 @@ async def test_a_million_files_are_the_tenants_own_trouble(runner: BubblewrapRun
         assert await made.sh("ls -A /tmp; echo alive") == "alive\n"
 
 
+# The processor.
+
+FOREIGN = [
+    "prlimit --pid 1 --nofile=3:3",
+    "prlimit --pid 1 --as=1000:1000",
+    "renice -n 19 -p 1",
+    "renice -n 19 -u 0",
+    "chrt -i -p 0 1",
+    "ionice -c 3 -p 1",
+]
+OWN = [
+    "ulimit -n 512",
+    "nice -n 19 true",
+    "chrt -i 0 true",
+    "ionice -c 3 true",
+    "prlimit --nofile=99:99 true",
+]
+
+
+async def test_daemons_limits_and_scheduling_are_its_own(neighbour: Box) -> None:
+    look = "prlimit --pid 1; ps -o ni,cls -p 1; ionice -p 1"
+    before = await neighbour.sh(look)
+    assert [line for line in FOREIGN if (await neighbour.client.exec(line)).exit_code == 0] == []
+    assert await neighbour.sh(look) == before
+    for line in OWN:
+        await neighbour.sh(line)
+
+
+async def test_sandbox_ends_though_its_tenant_leaves_the_daemon_no_processor(
+    runner: BubblewrapRunner,
+) -> None:
+    async with box(runner, ContainerSpec(cpu=0.2)) as made:
+        busy = "for n in $(seq 60); do setsid sh -c 'while :; do :; done' >/dev/null 2>&1 & done"
+        await made.sh(busy, timeout=20)
+        starve(await made.member.handle.process.daemon_pid())  # type: ignore[attr-defined]
+        await runner.stop(made.member)
+
+
+def starve(pid: int) -> None:
+    """Let a process run only when nobody else wants to."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+
+
 # What the kernel counts for a user of the machine.
 
 HOLD = """
@@ -118,11 +163,14 @@ def watches(most):
     added = set()  # many names are of one file
     for fd in fds:
         for file in files:
-            if len(added) < most: added.add((fd, libc.inotify_add_watch(fd, file, 2)))
-    return len([watch for _, watch in added if watch >= 0])
+            if len(added) == most or (watch := libc.inotify_add_watch(fd, file, 2)) < 0: return len(added)
+            added.add((fd, watch))
+    return len(added)
 def signals(most):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
-    return sum(libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0 for _ in range(most))
+    queued = 0
+    while queued < most and libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0: queued += 1
+    return queued
 def queues(most):
     made = 0
     for number in range(most):

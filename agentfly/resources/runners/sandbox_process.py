@@ -4,7 +4,8 @@ Guarantees:
 1. The daemon runs only once it is in its control group: until then bubblewrap holds it back.
 2. It ends with its owner: it reads from a pipe whose other end only the owner holds.
 3. Signals go to the daemon's pid by a handle of the kernel (pidfd), never by a number that may be another's.
-4. ``end`` returns when every process of the sandbox is gone, however far the start had come, or raises.
+4. ``end`` returns when every process of the sandbox is gone, however far the start had come, or raises. What
+   a tenant runs cannot delay it: a dead daemon that gets no processor to die with gets theirs.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ LOG_TAIL = 2000
 """Bytes of bubblewrap's and the daemon's last words that an error quotes."""
 KNOWN_S = 2.0
 """bubblewrap tells the daemon's pid within a millisecond, or it hangs."""
+DYING_S = 0.2
+"""A killed process dies at once, if it gets a moment of the processor."""
 KILL_S = 5.0
 """A killed process may be in an uninterruptible call; the kernel ends the rest of its namespace first."""
 
@@ -36,6 +39,7 @@ class SandboxProcess:
         self._log = log
         self._received = b""
         self._daemon = -1  # pidfd
+        self._namespace = ""
 
     async def daemon_pid(self) -> int:
         """The daemon's pid on this machine, once bubblewrap tells it.
@@ -51,6 +55,7 @@ class SandboxProcess:
         pid = int(found[1])
         if self._daemon < 0:
             self._daemon = os.pidfd_open(pid)
+            self._namespace = os.readlink(f"/proc/{pid}/ns/pid")
         return pid
 
     def configure(self, line: bytes) -> None:
@@ -104,7 +109,8 @@ class SandboxProcess:
             if self._daemon >= 0:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._daemon, signal.SIGKILL)
-                await self.died()
+                while not await self.dies_within(DYING_S):
+                    _kill_all(self._namespace)
             else:
                 self._bwrap.kill()
             await self._bwrap_ended()
@@ -155,6 +161,18 @@ def spawn(argv: Callable[[int, int], Sequence[str]], inherited: Sequence[int], l
             os.close(fd)
     os.set_blocking(ours[0], False)
     return SandboxProcess(bwrap, ours[0], ours[1], ours[2], log)
+
+
+def _kill_all(namespace: str) -> None:
+    """Kill every process of a pid namespace, from outside."""
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or is nobody's we may look at
+            handle = os.pidfd_open(int(name))
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
 
 
 def _close(fd: int) -> int:

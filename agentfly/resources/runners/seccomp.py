@@ -8,68 +8,110 @@ Guarantees:
    asynchronous I/O, of which the whole machine has only so much.
 3. Sockets are those of a network namespace: unix, IPv4, IPv6 and netlink. Others lead out of the sandbox
    (vsock, to the machine's host) or make the kernel load a module.
-4. Calls of another architecture or of the x32 table are refused too: their numbers mean something else.
+4. Scheduling and limits are a process's own to change: the daemon is one of the same user, and could be
+   starved, or left without memory or descriptors.
+5. Calls of another architecture or of the x32 table are refused too: their numbers mean something else.
 """
 
 import errno
 import platform
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
+_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
 _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# (call, its numbers in the order of _AUDIT, the block of the program that decides about it)
+_CALLS = (
+    ("add_key", (248, 217), "refuse"),
+    ("request_key", (249, 218), "refuse"),
+    ("keyctl", (250, 219), "refuse"),
+    ("bpf", (321, 280), "refuse"),
+    ("perf_event_open", (298, 241), "refuse"),
+    ("userfaultfd", (323, 282), "refuse"),
+    ("io_uring_setup", (425, 425), "refuse"),
+    ("io_uring_enter", (426, 426), "refuse"),
+    ("io_uring_register", (427, 427), "refuse"),
+    ("syslog", (103, 116), "refuse"),
+    ("fanotify_init", (300, 262), "refuse"),
+    ("io_setup", (206, 0), "refuse"),
+    ("socket", (41, 198), "family"),
+    ("socketpair", (53, 199), "family"),
+    ("sched_setparam", (142, 118), "own"),
+    ("sched_setscheduler", (144, 119), "own"),
+    ("sched_setattr", (314, 274), "own"),
+    ("setpriority", (141, 140), "priority"),
+    ("ioprio_set", (251, 30), "ioprio"),
+    ("prlimit64", (302, 261), "limit"),
+)
 
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    audit: int
-    refused: tuple[int, ...]
-    sockets: tuple[int, int]
-
-
-# In the order: add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup,
-# io_uring_enter, io_uring_register, syslog, fanotify_init, io_setup; then socket, socketpair.
-_ARCHITECTURES = {
-    "x86_64": _Architecture(
-        0xC000003E, (248, 249, 250, 321, 298, 323, 425, 426, 427, 103, 300, 206), (41, 53)
-    ),
-    "aarch64": _Architecture(
-        0xC00000B7, (217, 218, 219, 280, 241, 282, 425, 426, 427, 116, 262, 0), (198, 199)
-    ),
-}
+# One instruction: what it does, its constant, and where it goes on if it compared and found that or not:
+# a label, or "" for the next one.
+_Step = tuple[int, int, str, str]
 
 
 def program(machine: str = "") -> bytes | None:
     """The filter for this machine as the kernel's ``sock_filter`` array, or None if it is not known."""
-    architecture = _ARCHITECTURES.get(machine or platform.machine())
-    return None if architecture is None else _assemble(architecture)
+    machine = machine or platform.machine()
+    return _assemble(_blocks(machine)) if machine in _AUDIT else None
 
 
-def _assemble(architecture: _Architecture) -> bytes:
-    refused, families = len(architecture.refused), len(_FAMILIES)
-    # Places: 4 checks, the refused calls, 2 for sockets, ALLOW, the family and its checks, two refusals.
-    allow_at = 4 + refused + 2
-    family_at = allow_at + 1
-    no_family_at = family_at + 1 + families
-    deny_at = no_family_at + 1
-    code = [
-        (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
-        (_JUMP_EQUAL, 0, deny_at - 2, architecture.audit),
-        (_LOAD, 0, 0, _OFFSET_NUMBER),
-        (_JUMP_GREATER_EQUAL, deny_at - 4, 0, _X32),
+def _blocks(machine: str) -> list[tuple[str, list[_Step]]]:
+    """The program as blocks with labels; jumps lead forward alone, as the kernel wants it."""
+    column = list(_AUDIT).index(machine)
+    start: list[_Step] = [
+        (_LOAD, _OFFSET_ARCHITECTURE, "", ""),
+        (_JUMP_EQUAL, _AUDIT[machine], "", "refuse"),
+        (_LOAD, _OFFSET_NUMBER, "", ""),
+        (_JUMP_GREATER_EQUAL, _X32, "refuse", ""),
+        *((_JUMP_EQUAL, numbers[column], label, "") for _, numbers, label in _CALLS),
+        (_RETURN, _ALLOW, "", ""),
     ]
-    for number in architecture.refused:
-        code.append((_JUMP_EQUAL, deny_at - len(code) - 1, 0, number))
-    for number in architecture.sockets:
-        code.append((_JUMP_EQUAL, family_at - len(code) - 1, 0, number))
-    code += [(_RETURN, 0, 0, _ALLOW), (_LOAD, 0, 0, _OFFSET_FIRST_ARGUMENT)]
-    for family in _FAMILIES:
-        # Backward jumps are not allowed, so an own ALLOW follows the refusals.
-        code.append((_JUMP_EQUAL, deny_at + 1 - len(code) - 1, 0, family))
-    code += [(_RETURN, 0, 0, _ERRNO | errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
-    code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+    return [
+        ("start", start),
+        (
+            "family",
+            [
+                _argument(0),
+                *((_JUMP_EQUAL, family, "allow", "") for family in _FAMILIES),
+                (_RETURN, _ERRNO | errno.EAFNOSUPPORT, "", ""),
+            ],
+        ),
+        # (which, who): of processes, groups or users; the caller's own is process 0.
+        ("ioprio", [_argument(0), (_JUMP_EQUAL, 1, "who", "refuse")]),
+        ("priority", [_argument(0), (_JUMP_EQUAL, 0, "", "refuse")]),
+        ("who", [_argument(1), (_JUMP_EQUAL, 0, "allow", "refuse")]),
+        # (pid, resource, new, old): whoever gives no new limit only reads.
+        ("limit", [_argument(0), (_JUMP_EQUAL, 0, "allow", "")]),
+        ("new", [_argument(2), (_JUMP_EQUAL, 0, "", "refuse")]),
+        ("new, upper half", [_argument(2, upper=True), (_JUMP_EQUAL, 0, "allow", "refuse")]),
+        ("own", [_argument(0), (_JUMP_EQUAL, 0, "allow", "refuse")]),
+        ("refuse", [(_RETURN, _ERRNO | errno.EPERM, "", "")]),
+        ("allow", [(_RETURN, _ALLOW, "", "")]),
+    ]
+
+
+def _argument(number: int, *, upper: bool = False) -> _Step:
+    """Load half of an argument; of numbers the kernel takes the lower one, which lies first in memory."""
+    return (_LOAD, _OFFSET_ARGUMENTS + 8 * number + 4 * upper, "", "")
+
+
+def _assemble(blocks: Sequence[tuple[str, Sequence[_Step]]]) -> bytes:
+    labels: dict[str, int] = {}
+    steps: list[_Step] = []
+    for label, block in blocks:
+        labels[label] = len(steps)
+        steps += block
+
+    def distance(place: int, label: str) -> int:
+        return labels[label] - place - 1 if label else 0
+
+    return b"".join(
+        struct.pack("=HBBI", code, distance(place, found), distance(place, otherwise), constant)
+        for place, (code, constant, found, otherwise) in enumerate(steps)
+    )

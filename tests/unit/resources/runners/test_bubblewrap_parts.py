@@ -168,15 +168,16 @@ def test_devices_of_roots_sandboxes_belong_to_nobody(tmp_path: Path) -> None:
 # The filter of system calls.
 
 
-def verdict(code: bytes, architecture: int, number: int, argument: int = 1) -> int:
+def verdict(code: bytes, architecture: int, number: int, *arguments: int) -> int:
     """Run the filter as the kernel does."""
     steps = [struct.unpack("=HBBI", code[i : i + 8]) for i in range(0, len(code), 8)]
     at, accumulator = 0, 0
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[1] * (6 - len(arguments)))
     while True:
         operation, if_true, if_false, value = steps[at]
         at += 1
         if operation == 0x20:
-            accumulator = {0: number, 4: architecture, 16: argument}[value]
+            (accumulator,) = struct.unpack_from("=I", data, value)
         elif operation == 0x06:
             return int(value)
         else:
@@ -193,8 +194,11 @@ def test_filter_refuses_what_is_listed_and_nothing_else(machine: str, number: in
     audit, keyctl = REFUSED[machine]
     code = seccomp.program(machine)
     assert code is not None
-    listed = number in seccomp._ARCHITECTURES[machine].refused or number >= 0x40000000
-    assert (verdict(code, audit, number) == 0x7FFF0000) is not listed
+    column = list(REFUSED).index(machine)
+    calls = [(numbers[column], block) for _, numbers, block in seccomp._CALLS]
+    listed = number in [call for call, block in calls if block not in ("family", "limit")]
+    allowed = verdict(code, audit, number, 1, 1, 0) == 0x7FFF0000
+    assert allowed is not (listed or number >= 0x40000000)
     assert verdict(code, audit, keyctl) == 0x00050000 | 1
     assert verdict(code, audit ^ 1, number) == 0x00050000 | 1
 
@@ -207,6 +211,29 @@ def test_filter_knows_the_families_of_a_network_namespace(machine: str, socket: 
     refused = verdict(code, REFUSED[machine][0], socket, family) == 0x00050000 | errno.EAFNOSUPPORT
     assert refused is (family not in (1, 2, 10, 16))
     assert verdict(code, REFUSED[machine][0], socket, 1) == 0x7FFF0000
+
+
+OWN = {
+    # call: arguments that concern the caller alone; then arguments that reach another process
+    "sched_setscheduler": ([(0, 5)], [(1, 5), (2**31, 5)]),
+    "sched_setattr": ([(0, 0)], [(1, 0)]),
+    "setpriority": ([(0, 0, 19)], [(0, 1, 19), (1, 0, 19), (2, 0, 19), (2, 1, 19)]),
+    "ioprio_set": ([(1, 0, 7)], [(1, 1, 7), (2, 0, 7), (3, 0, 7)]),
+    "prlimit64": ([(0, 7, 4096), (1, 7, 0)], [(1, 7, 4096), (1, 7, 2**32), (9, 7, 2**63)]),
+}
+
+
+@pytest.mark.parametrize("machine", REFUSED)
+@pytest.mark.parametrize("call", OWN)
+def test_filter_lets_a_process_change_its_own_scheduling_and_limits_alone(machine: str, call: str) -> None:
+    code, column = seccomp.program(machine), list(REFUSED).index(machine)
+    assert code is not None
+    (number,) = [numbers[column] for name, numbers, _ in seccomp._CALLS if name == call]
+    own, others = OWN[call]
+    assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in own} == {0x7FFF0000}  # type: ignore[misc]
+    assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in others} == {  # type: ignore[misc]
+        0x00050000 | errno.EPERM
+    }
 
 
 def test_unknown_processor_has_no_filter() -> None:
