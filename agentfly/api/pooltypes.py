@@ -88,7 +88,7 @@ class Container(ApiModel):
     disk: Memory | None = Field(
         default=None,
         description="What may be written to the root file system, bytes with a unit such as 1Gi. Absent: "
-        "half of memory with Bubblewrap, else what the platform gives.",
+        "as much as memory with Bubblewrap, which keeps it in memory, else what the platform gives.",
     )
     pids: Int = Field(default=64, ge=8, description="Processes and threads at the same time. Default 64.")
     env: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
