@@ -153,16 +153,19 @@ class Leasing:
             await self._members.lease(member_id, claim.owner, claim.attempt, token)
         except LeaseLost as error:
             if token == claim.token:  # else its reset has begun, which finds out what the member is
-                self._members.lost(member_id, describe(error))
+                self._gone(claim, member_id, describe(error))
         except Exception as error:
             logger.warning("member %s: heartbeat failed: %s", member_id, describe(error))
             if not (await self._members.vitals(member_id)).alive:
-                self._members.lost(member_id, f"it is gone: {describe(error)}")
+                self._gone(claim, member_id, f"it is gone: {describe(error)}")
         else:
             if claim.pool.renewed(claim.ticket, began):
                 claim.renewed = began
-        self._turns.now(claim.pool)  # a loss is told to those who wait before the rest is served
-        claim.serve()
+        claim.serve()  # nobody is left to be served where the lease is lost
+
+    def _gone(self, claim: Claim, member_id: str, why: str) -> None:
+        self._members.lost(member_id, why)
+        self._turns.now(claim.pool)  # those who wait are told of the loss
 
     def _tell(self, kind: EventKind, claim: Claim, **fields: Any) -> None:
         event = Event(

@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import re
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -127,12 +128,17 @@ def test_each_of_these_events_is_in_its_histogram(event, name, labels):
 # 2. Labels are bounded, and named as Prometheus has it.
 
 
-def test_no_label_is_an_owner_a_lease_or_a_member():
+def every_kind() -> Metrics:
     metrics = Metrics(lambda: {"swe": STATUS})
     for kind in EventKind:
         metrics.note(
             Event(kind, "swe", member="M", lease="L", owner="O", share="S", detail="D", seconds=1, warm=True)
         )
+    return metrics
+
+
+def test_no_label_is_an_owner_a_lease_or_a_member():
+    metrics = every_kind()
     text = metrics.text().decode()
     assert not re.search(r'"[MLOSD]"', text)
     labels = {label for _, pairs in parsed(text) for label, _ in pairs}
@@ -213,3 +219,39 @@ async def test_without_prometheus_client_all_but_the_metrics_works(tmp_path, mon
         with pytest.raises(ResourceError, match="prometheus-client is not installed") as refused:
             await client._request("GET", wire.METRICS, None, within=5)
         assert refused.value.hints == ('pip install "agentfly[local]"',)
+
+
+# docs/observability.md.
+
+DOCS = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
+
+
+def test_documented_metrics_are_those_that_there_are():
+    rows = re.findall(r"^\| `(agentfly_\w+)` \| (\w+) \| (.*?) \|", DOCS, re.M)
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    families = text_string_to_metric_families(every_kind().text().decode())
+    there = {
+        family.name + ("_total" if family.type == "counter" else ""): (
+            family.type,
+            {label for sample in family.samples for label in sample.labels} - {"le"},
+        )
+        for family in families
+        if not family.name.endswith("_created")
+    }
+    assert documented == there
+
+
+def test_documented_events_are_those_that_there_are():
+    assert all(f"`{kind}`" in DOCS for kind in EventKind)
+    assert all(f"`{reason}`" in DOCS for reason in LeaseEnd)
+    grant = Event(
+        EventKind.LEASE_GRANTED,
+        "shell",
+        member="shell-1f0c-3",
+        lease="9d0e4b2c7a615f38",
+        owner="train-7-2.0.1c9a",
+        share="train",
+        seconds=0.002,
+        warm=True,
+    )
+    assert f"\n{grant.line()}\n" in DOCS
