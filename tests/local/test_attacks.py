@@ -225,6 +225,29 @@ async def test_tenant_that_takes_all_leaves_its_neighbours_theirs(
         assert await neighbour.sh(f"python3 hold.py {kind} 1 0") == "1\n"
 
 
+PIPES = """
+import os, resource, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = []
+try:
+    while True: held.append(os.pipe()[1])
+except OSError: pass
+print(len(held), flush=True)
+time.sleep(600)
+"""
+
+
+async def test_small_pipes_hinder_no_start_and_lose_nothing(runner: BubblewrapRunner, neighbour: Box) -> None:
+    await neighbour.client.write_file("/workspace/pipes.py", PIPES.encode())
+    await neighbour.sh(
+        "setsid python3 pipes.py > taken 2>&1 & until test -s taken; do sleep 0.05; done", timeout=60
+    )
+    assert int(await neighbour.sh("cat taken")) > 500
+    async with box(runner, ContainerSpec(env={"A": "x" * 30_000})) as made:
+        assert await made.sh("echo $A | wc -c; head -c 5000000 /dev/zero | wc -c") == "30001\n5000000\n"
+
+
 def test_shares_are_an_eighth_of_what_the_machine_gives(tmp_path: Path) -> None:
     settings = {"fs/inotify/max_user_instances": 128, "user/max_inotify_instances": 9, "fs/file-max": 80_000}
     for file, value in settings.items():

@@ -255,8 +255,8 @@ class BubblewrapRunner:
             daemon = await sandbox.process.daemon_pid()
             sandbox.group.add(daemon)
             kernel_quotas.bound(daemon, root.spec.pids + DAEMON_TASKS)
-            sandbox.process.configure(config)
             sandbox.process.release()
+            await sandbox.process.configure(config)
             sandbox.admin = KeptAdmin(f"unix://{home.socket}", token)
             await sandbox.admin.open().health()
 

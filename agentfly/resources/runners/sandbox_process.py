@@ -58,11 +58,16 @@ class SandboxProcess:
             self._namespace = os.readlink(f"/proc/{pid}/ns/pid")
         return pid
 
-    def configure(self, line: bytes) -> None:
-        """Write the daemon's configuration; the pipe stays open as the sign of our life."""
-        written = os.write(self._stdin, line)
-        if written != len(line):
-            raise OSError(f"configuration of {len(line)} bytes: the pipe takes {written}")
+    async def configure(self, line: bytes) -> None:
+        """Write the daemon's configuration, once it runs; the pipe stays open as the sign of our life.
+
+        It may hold as little as two pages, where tenants took all that the kernel gives a user for pipes.
+        """
+        while line:
+            try:
+                line = line[os.write(self._stdin, line) :]
+            except BlockingIOError:
+                await _writable(self._stdin)
 
     def release(self) -> None:
         """Let the daemon run."""
@@ -190,17 +195,27 @@ def is_readable(fd: int) -> bool:
 
 async def readable(fd: int) -> None:
     """Wait until ``is_readable``."""
-    if is_readable(fd):
-        return
+    if not is_readable(fd):
+        loop = asyncio.get_running_loop()
+        await _told(fd, loop.add_reader, loop.remove_reader)
+
+
+async def _writable(fd: int) -> None:
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
+    await _told(fd, loop.add_writer, loop.remove_writer)
+
+
+async def _told(
+    fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], bool]
+) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def ready() -> None:
         if not future.done():
             future.set_result(None)
 
-    loop.add_reader(fd, ready)
+    add(fd, ready)
     try:
         await future
     finally:
-        loop.remove_reader(fd)
+        remove(fd)
