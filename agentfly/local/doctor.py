@@ -19,6 +19,7 @@ from agentfly.local import environments
 from agentfly.local.paths import cache_dir, image_cache, run_dir
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
 from agentfly.resources.runners.container_cli import ContainerCLIRunner
+from agentfly.resources.runners.enroot import EnrootRunner
 from agentfly.sandbox.binary import find_sandboxd
 
 DISK_NEEDED = 8 << 30  # two environments, their download cache, and a run
@@ -37,7 +38,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in the order in which a run needs them."""
-    sandboxes = [_sandboxd(), _sandboxes(), _images(), _containers()]
+    sandboxes = [_sandboxd(), _sandboxes(), _images(), _containers(), _enroot()]
     return [_python(), *sandboxes, *_tools(), *_environments(), _gpu(), _memory(), _disk()]
 
 
@@ -76,13 +77,26 @@ def _images() -> Finding:
 
 
 def _containers() -> Finding:
+    runner = "pools of type Container with runtime ContainerCLI"
+    return _runner("container-cli", runner, lambda: ContainerCLIRunner(run_dir(), find_sandboxd()))
+
+
+def _enroot() -> Finding:
+    runner = "pools of type Container with runtime Enroot"
+    return _runner("enroot", runner, lambda: EnrootRunner(run_dir(), find_sandboxd()))
+
+
+def _runner(part: str, needed: str, make: Callable[[], ContainerCLIRunner | EnrootRunner]) -> Finding:
+    """A runner that a machine need not have: nothing is wrong without it."""
+
     def check() -> str:
-        runner = ContainerCLIRunner(run_dir(), find_sandboxd())
+        runner = make()
         if problem := runner.check():
             raise AgentflyError(problem)
         return "; ".join(runner.notes())
 
-    return _optional(_try("container-cli", "pools of type Container with runtime ContainerCLI", check))
+    found = _try(part, needed, check)
+    return found if found.state == "ok" else replace(found, state="optional")
 
 
 def _tools() -> list[Finding]:
@@ -138,11 +152,6 @@ def _amount(part: str, have: int, need: int, needed: str) -> Finding:
         text if have >= need else f"{text}; {need / 2**30:.0f} GiB wanted",
         needed,
     )
-
-
-def _optional(found: Finding) -> Finding:
-    """Nothing is wrong with a machine that lacks this."""
-    return found if found.state == "ok" else replace(found, state="optional")
 
 
 def _try(part: str, needed: str, check: Callable[[], str]) -> Finding:

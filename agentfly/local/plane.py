@@ -26,6 +26,7 @@ from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
 from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
+from agentfly.resources.runners.enroot import EnrootRunner
 from agentfly.resources.runners.external_api import ExternalAPIRunner
 from agentfly.resources.runners.in_process import InProcessRunner
 from agentfly.resources.runners.model_service import ModelServiceRunner
@@ -69,12 +70,14 @@ async def data_plane(
         stack.push_async_callback(sandboxes.close)
         containers = ContainerCLIRunner(stack.enter_context(owned_folder(run_dir())), find_sandboxd())
         stack.push_async_callback(containers.close)
+        enroot = EnrootRunner(stack.enter_context(owned_folder(run_dir())), find_sandboxd())
+        stack.push_async_callback(enroot.close)
         models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
         instances = InProcessRunner(scratch / "i")
         stack.callback(instances.close)
         engine = await stack.enter_async_context(
             ResourceEngine(
-                [sandboxes, containers, models, instances, ExternalAPIRunner()],
+                [sandboxes, containers, enroot, models, instances, ExternalAPIRunner()],
                 [pool_spec(pool) for pool in pools],
             )
         )

@@ -34,6 +34,9 @@ const (
 	resetOutput = 1000 // bytes of what a program of a reset says, for the reason why it failed
 )
 
+// asShell is the shell line by which enroot starts a program. An image need not have a shell.
+const asShell = `exec "$@"`
+
 // config is the one line of JSON that the owner writes to standard input.
 type config struct {
 	AdminToken  string            `json:"adminToken"`
@@ -55,7 +58,11 @@ func main() {
 	handover := flag.String("handover", "", "unix socket of the owner, who sends the listening socket over it")
 	oomFD := flag.Int("oom-fd", -1, "inherited descriptor of the cgroup file that counts out-of-memory kills")
 	showVersion := flag.Bool("version", false, "print the version and exit")
+	line := flag.String("c", "", "be the shell of whoever starts every program by one: only 'exec \"$@\"' NAME PROGRAM ARGUMENTS")
 	flag.Parse()
+	if *line == asShell && flag.NArg() > 2 {
+		_ = flag.CommandLine.Parse(flag.Args()[2:]) // ends the program itself, as Parse did
+	}
 	if *showVersion {
 		fmt.Println(version)
 		return

@@ -16,11 +16,11 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentfly.resources.runners.cgroups import Group, memory_group
+from agentfly.resources.runners.cgroups import memory_group
 from agentfly.resources.runners.sandbox_process import is_readable, readable
 
 LOG_TAIL = 4000
@@ -78,10 +78,12 @@ class Attached:
         self._door = door
         self._daemon = -1  # pidfd
         self.pid = 0
-        self.memory = Group(())
 
-    async def connected(self) -> None:
+    async def connected(self, joined: Callable[[int], None]) -> None:
         """Wait for the daemon and give it its socket.
+
+        Args:
+            joined: called with its pid while it does nothing yet but wait.
 
         Raises:
             ProcessLookupError: the command or the daemon ended first.
@@ -100,8 +102,8 @@ class Attached:
                     "the sandbox's processes cannot be seen from here: run agentfly beside its engine"
                 )
             self._daemon = os.pidfd_open(self.pid)
-            self.memory = memory_group(self.pid)
-            counter = self.memory.oom_file
+            joined(self.pid)
+            counter = memory_group(self.pid).oom_file
             with Path(counter or os.devnull).open("rb") as oom:  # noqa: ASYNC230 -- a file of the kernel
                 fds = [self._listener.fileno(), *([oom.fileno()] if counter else [])]
                 socket.send_fds(connection, [b"x"], fds)

@@ -11,15 +11,19 @@ Not here: the command (``container_cli``, ``enroot``), the socket (``attached``)
 """
 
 import asyncio
+import contextlib
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentfly.resources.runners import container_cli_layer as layer
+from agentfly.resources.runners import kernel_quotas
 from agentfly.resources.runners.attached import Attached, Door, spawn
+from agentfly.resources.runners.cgroups import DAEMON_TASKS
 from agentfly.resources.runners.owner_dir import OwnerDir
 from agentfly.resources.runners.sandboxd_runner import Sandbox
+from agentfly.resources.spec import ContainerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class AttachedSandbox(Sandbox):
         owner: whose member it is.
         groups: control groups that are its own, recorded for a sweep.
     """
+
+    spec: ContainerSpec
 
     def __init__(self, owner: OwnerDir, number: str, groups: Sequence[Path] = ()) -> None:
         self._owner = owner
@@ -57,7 +63,20 @@ class AttachedSandbox(Sandbox):
         """End what did not end by itself, if there is a way."""
 
     def joined(self, pid: int) -> None:
-        """Called with the daemon's pid while that still waits for its configuration."""
+        """Bound the daemon, which does nothing yet but wait.
+
+        Raises:
+            OSError: it is gone.
+        """
+        with contextlib.suppress(PermissionError):  # another user's: an engine that runs as root, for a user
+            kernel_quotas.bound(pid, self.spec.pids + DAEMON_TASKS)
+
+    async def tidy(self) -> None:
+        """Remove what it had outside its folder, once nothing of it runs.
+
+        Raises:
+            OSError, TimeoutError: something is left.
+        """
 
     async def connect(self) -> int:
         """Start it; returns the pid of its daemon, which waits for its configuration.
@@ -68,14 +87,13 @@ class AttachedSandbox(Sandbox):
         argv, env = self.command()
         self.process = spawn(argv, self.door, env)
         async with asyncio.timeout(START_S):
-            await self.process.connected()
+            await self.process.connected(self.joined)
         return self.process.pid
 
     async def launch(self, config: bytes) -> None:
         """See ``Sandbox.launch``."""
         pid = await self.connect()
         assert self.process is not None
-        self.joined(pid)
         self.process.configure(config)
         await asyncio.to_thread(self._record, pid)
 
@@ -112,4 +130,5 @@ class AttachedSandbox(Sandbox):
                 await self.force()
                 self.process.kill()
                 await self.process.end()
+        await self.tidy()
         self._owner.drop(self.door.path)

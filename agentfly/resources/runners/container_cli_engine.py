@@ -161,11 +161,18 @@ def call(engine: Engine, *arguments: str, deadline: float, stdin: bytes = b"") -
     return _result(ended.returncode, ended.stdout, ended.stderr)
 
 
-async def call_async(engine: Engine, *arguments: str, deadline: float, stdin: int | None = None) -> str:
+async def call_async(
+    engine: Engine,
+    *arguments: str,
+    deadline: float,
+    stdin: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
     """``call`` for an event loop; a cancelled caller leaves no process.
 
     Args:
         stdin: a descriptor for its standard input; the caller closes it.
+        env: its environment; None is ours.
 
     Raises:
         CallFailed: its last line is the reason.
@@ -177,6 +184,7 @@ async def call_async(engine: Engine, *arguments: str, deadline: float, stdin: in
             stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=env,
             start_new_session=True,
         )
     except OSError as error:

@@ -50,3 +50,9 @@ def test_doctor_gives_the_reason_of_every_container_engine_that_does_not_work(tm
     found = doctor._containers()
     assert (found.part, found.state) == ("container-cli", "optional")
     assert "no-such-engine --flag: not found on PATH" in found.detail
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = doctor._enroot()
+    assert (found.part, found.state, found.detail) == (
+        *("enroot", "optional"),
+        "enroot: not found on PATH; install enroot",
+    )
