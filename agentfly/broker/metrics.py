@@ -21,7 +21,7 @@ PREFIX = "agentfly_"
 # Seconds: from a warm acquire in this process to a queue that lasts for the whole of a rollout.
 WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 LIVES = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-STATES = ("ready", "leased", "starting", "resetting", "stopping", "quarantined")
+STATES = ("ready", "leased", "starting", "resetting", "stopping")
 
 
 def metrics_of(engine: ResourceEngine) -> "Metrics | None":
@@ -114,6 +114,7 @@ class _Gauges:
         for name, status in self._pools().items():
             for state in STATES:
                 members.add_metric([name, state], getattr(status, state))
+            members.add_metric([name, "quarantined"], len(status.quarantined))
             for field, gauge in bounds.items():
                 gauge.add_metric([name], getattr(status, field))
         yield members

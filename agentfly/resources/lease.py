@@ -59,8 +59,9 @@ class PoolStatus(BaseModel):
     """Counts of one pool at one moment. ``starts``, ``resets`` and ``failures`` only grow.
 
     ``ready`` counts free members, ``reason`` is a constant of ``pool.Reason``, ``message`` is for people.
-    ``hit_ratio`` is the fraction of the last grants for which a member was free at once, ``acquire_p99_s``
-    their 99th percentile in seconds; None before the first grant. ``kind`` is that of the pool's resource.
+    ``quarantined`` says of each member that is kept for a look what its check found. ``hit_ratio`` is the
+    fraction of the last grants for which a member was free at once, ``acquire_p99_s`` their 99th percentile
+    in seconds; None before the first grant. ``kind`` is that of the pool's resource.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,7 +74,7 @@ class PoolStatus(BaseModel):
     starting: int
     resetting: int
     stopping: int
-    quarantined: int
+    quarantined: dict[str, str]
     queued: int
     starts: int
     resets: int

@@ -15,7 +15,7 @@ Not here: which member is started, reset or stopped, and why (``pool``); who hol
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfly.resources.actions import Reason
@@ -169,7 +169,8 @@ class Members:
         found = "it is not pristine, and no fresh one could be started"
         try:
             async with asyncio.timeout(RESET_S):
-                member = await slot.runner.reset(slot.started())
+                before = replace(slot.started(), keep_unclean=slot.pool.spec.quarantine > 0)
+                member = await slot.runner.reset(before)
         except Exception as error:
             found = describe(error)
         seconds = _now() - began

@@ -81,7 +81,7 @@ def pool_status(pool: Pool, rates: Rates) -> PoolStatus:
         starting=pool.count(State.STARTING),
         resetting=pool.count(State.RESETTING),
         stopping=pool.count(State.STOPPING),
-        quarantined=pool.count(State.QUARANTINED),
+        quarantined=pool.quarantined(),
         queued=pool.queued,
         starts=pool.starts,
         resets=pool.resets,

@@ -2,7 +2,8 @@
 
 Guarantees that a runner gives (``tests/unit/resources/runner_contract.py`` holds every runner to them):
 1. ``start`` returns a member that answers, or raises and leaves nothing behind; also when it is cancelled.
-2. ``reset`` returns a member that was verified to be pristine, or None: then it is never used again.
+2. ``reset`` returns a member that was verified to be pristine, or None, or raises: then it is never used
+   again.
 3. ``stop`` ends the member and everything in it. It may be called twice, on a dead member, and at any time.
 4. ``lease`` is the grant and every heartbeat after it. A container whose lease is not renewed ends it by
    itself. A model service does not: its lease ends at the engine, and later requests are still served.
@@ -15,6 +16,7 @@ Guarantees that the engine gives: for one member, ``reset`` and ``stop`` begin o
 from dataclasses import dataclass
 from typing import Protocol
 
+from agentfly.resources.errors import ResourceError
 from agentfly.resources.spec import ResourceSpec
 
 
@@ -23,7 +25,8 @@ class Member:
     """One started resource.
 
     ``incarnation`` grows with every reset; ``address`` is ``unix:///path`` or ``http://ip:port``;
-    ``admin_token`` opens what holders may not do; ``handle`` belongs to the runner alone.
+    ``admin_token`` opens what holders may not do; ``handle`` belongs to the runner alone. ``keep_unclean``:
+    if its reset finds that it is not pristine, leave it as it is for a look, and raise ``Unclean``.
     """
 
     id: str
@@ -32,6 +35,11 @@ class Member:
     address: str
     admin_token: str = ""
     handle: object = None
+    keep_unclean: bool = False
+
+
+class Unclean(ResourceError):
+    """A reset found what must not be there, and the member was left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,11 @@ class Runner(Protocol):
         ...
 
     async def reset(self, member: Member) -> Member | None:
-        """The member, pristine, verified and without a lease; None if it could not be made so."""
+        """The member, pristine, verified and without a lease; None if it could not be made so.
+
+        Raises:
+            Unclean: it is not pristine, and was to be kept then.
+        """
         ...
 
     async def stop(self, member: Member) -> None:

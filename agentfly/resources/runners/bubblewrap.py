@@ -32,7 +32,7 @@ from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.images.cache import ImageCache
 from agentfly.resources.images.holds import ImageHolds, ImageRoot
 from agentfly.resources.runners import bubblewrap_check, host_root, kernel_quotas, seccomp
-from agentfly.resources.runners.base import Member, Vitals
+from agentfly.resources.runners.base import Member, Unclean, Vitals
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Group, Limits
 from agentfly.resources.runners.kept_admin import KeptAdmin
 from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
@@ -170,7 +170,11 @@ class BubblewrapRunner:
             raise LeaseLost(f"member {member.id}: {error}", incarnation=member.incarnation) from error
 
     async def reset(self, member: Member) -> Member | None:
-        """The member under its next incarnation: this sandbox, verified, or a fresh one. None if neither."""
+        """The member under its next incarnation: this sandbox, verified, or a fresh one. None if neither.
+
+        Raises:
+            Unclean: see ``Member.keep_unclean``.
+        """
         if _sandbox(member).end is not None:
             return None  # it was stopped
         try:
@@ -178,6 +182,8 @@ class BubblewrapRunner:
             if report.clean:
                 return replace(member, incarnation=member.incarnation + 1)
             found = report.reason
+            if member.keep_unclean and _container(member.spec).reset.method != "recreate":
+                raise Unclean(f"member {member.id}: {found}")
         except (SandboxUnreachable, SandboxError) as error:
             found = await self._post_mortem(member) or error.message
         logger.info("member %s: not clean after its lease (%s), starting it afresh", member.id, found)

@@ -21,7 +21,7 @@ from typing import Any
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
-from agentfly.resources.runners.base import Member, Vitals
+from agentfly.resources.runners.base import Member, Unclean, Vitals
 from agentfly.resources.runners.kept_admin import KeptAdmin
 from agentfly.resources.runners.owner_dir import OwnerDir
 from agentfly.resources.spec import ContainerSpec, ResourceSpec
@@ -141,7 +141,11 @@ class SandboxdRunner(ABC):
             raise LeaseLost(f"member {member.id}: {error}", incarnation=member.incarnation) from error
 
     async def reset(self, member: Member) -> Member | None:
-        """The member under its next incarnation: this sandbox, verified, or a fresh one. None if neither."""
+        """The member under its next incarnation: this sandbox, verified, or a fresh one. None if neither.
+
+        Raises:
+            Unclean: see ``Member.keep_unclean``.
+        """
         if _sandbox(member).removal is not None:
             return None  # it was stopped
         found = await self._cleaned(member)
@@ -163,7 +167,10 @@ class SandboxdRunner(ABC):
             report = await _admin(_sandbox(member)).reset()
         except (SandboxUnreachable, SandboxError) as error:
             return await _post_mortem(member) or error.message
-        return _sandbox(member).residue() if report.clean else report.reason or "it does not say why"
+        found = _sandbox(member).residue() if report.clean else report.reason or "it does not say why"
+        if found is not None and member.keep_unclean:
+            raise Unclean(f"member {member.id}: {found}")
+        return found
 
     async def stop(self, member: Member) -> None:
         """End the sandbox and remove what it had.

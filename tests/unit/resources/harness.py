@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
-from agentfly.resources.runners.base import Member, Vitals
+from agentfly.resources.runners.base import Member, Unclean, Vitals
 from agentfly.resources.spec import ResourceSpec
 
 P = ParamSpec("P")
@@ -168,6 +168,8 @@ class FakeRunner:
             await asyncio.sleep(self.reset_s)
         finally:
             self.busy.discard(member.id)
+        if member.id in self.unclean and member.keep_unclean:
+            raise Unclean(f"member {member.id}: a file is left")
         if member.id not in self.existing - self.dead or member.id in self.unclean:
             return None
         self.holders.pop(member.id, None)

@@ -274,7 +274,7 @@ async def test_pool_added_later_is_warmed_at_once():
             starting=0,
             resetting=0,
             stopping=0,
-            quarantined=0,
+            quarantined={},
             queued=0,
             starts=2,
             resets=0,
