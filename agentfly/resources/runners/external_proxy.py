@@ -7,7 +7,7 @@ Guarantees:
    holder: connections that fail, 5xx and 408, 429, answers that are lost. One that may have been carried out
    is sent again only if that is safe: a prompt, an idempotent method, or an ``Idempotency-Key``. Each try
    counts in the budget.
-3. A try with a key that the request has not used yet is no retry: it is limited by the number of keys.
+3. A try that leads to another key is no retry; there is one for each key at most.
 4. 401 sets a key aside for good. 403 does so only if another key then opens the same request; if none does,
    the 403 is the request's own, and the holder's to see.
 5. Answers are passed on as they come, so memory does not grow with them; small JSON answers are passed on
@@ -125,6 +125,7 @@ class Proxy:
         retries = 0
         while True:
             key = await admission.admitted()
+            fresh = key.reference not in used
             used.add(key.reference)
             result = await self._try(answering, out, key, admission)
             if isinstance(result, web.StreamResponse):
@@ -143,7 +144,7 @@ class Proxy:
             if result.verdict is Verdict.LIMITED:
                 admission.limited(key, pause if result.wait is None else result.wait)
                 pause = 0.0
-                if self._gate.account.keys.pick(_now(), used) is not None:
+                if fresh and self._gate.account.keys.pick(_now(), used) is not None:
                     continue
             logger.info("try %d of %s %s: %s", tries, out.method, out.url.path, result.text)
             final = retries == self._spec.max_retries or (result.carried_out and not out.repeatable)

@@ -152,11 +152,12 @@ async def test_storm_of_429_on_every_key_ends_with_the_time_to_come_back(api: AP
         assert len(api.seen) == seen, "nothing is sent while both keys are limited"
 
 
-async def test_retry_after_zero_for_ever_ends_with_max_retries(api: API) -> None:
+@pytest.mark.parametrize(("keys", "tries"), [(["env:FIRST"], 3), (["env:FIRST", "env:OTHER"], 4)])
+async def test_retry_after_zero_for_ever_ends_with_max_retries(api: API, keys: list[str], tries: int) -> None:
     api.default = status(429, Retry_After="0")
-    async with held(spec(api, max_retries=2)) as holder:
+    async with held(spec(api, *keys, max_retries=2)) as holder:
         assert await holder.code() == (429, "limited")
-    assert len(api.seen) == 3
+    assert len(api.seen) == tries
 
 
 # 3 and 4. Keys.
