@@ -1,28 +1,33 @@
 """Whatever a holder left, the next one sees what the first of all saw.
 
-1. In a sandbox of bubblewrap, with the root of a folder and with this machine's own.
+1. In a sandbox of bubblewrap, whose method is ``overlay``.
+2. In an ordinary container without an overlay, by the methods ``paths`` and ``git``.
 
 A sequence of operations (``tenant/leave.py``) runs in a leased sandbox; after the reset everything that can
 be seen inside (``tenant/look.py``) is as in a sandbox that nobody ever held.
 """
 
 import asyncio
+import contextlib
+import itertools
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings
 
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxAdmin, SandboxClient
 from tests.local.boxes import TOKEN, Box
+from tests.local.container import ADMIN, container
 from tests.local.tenant import root
+from tests.local.tenant.sequences import sequences
 
 PYTHON = ["/usr/bin/python3", "-S", "-B"]
 
@@ -34,85 +39,117 @@ def examples(count: int) -> settings:
         derandomize=True,
         deadline=None,
         database=None,
+        phases=[Phase.generate],  # five steps can be read as they are, and a smaller one takes minutes to find
         suppress_health_check=list(HealthCheck),
     )
 
 
-FOLDERS = ["/", "/usr", "/usr/bin", "/etc", "/home", "/tmp", "/workspace", "/dev/shm", "/run", "/srv", "/dev"]
-FILES = ["/usr/bin/cat", "/etc/passwd", "/etc/hosts", "/usr/bin/sleep", "/srv/look.py"]
-names = st.sampled_from(["a", "b", "cat", "passwd", ".hidden", "x/y", "workspace"])
-inside = st.builds(lambda folder, name: f"{folder.rstrip('/')}/{name}", st.sampled_from(FOLDERS), names)
-folders = st.sampled_from(FOLDERS)
-files = st.sampled_from(FILES) | inside
-paths = folders | files
-texts = st.sampled_from(["", "#!/bin/sh\nexit 3\n", "x" * 5000])
-modes = st.sampled_from([0, 0o111, 0o644, 0o700, 0o755, 0o1777, 0o4755, 0o2755])
-numbers = st.integers(1, 5)
-ONE_PATH = ["truncate", "mkdir", "remove", "undo", "fifo", "device", "umount", "mount"]
-ONE_FOLDER = ["odd_names", "deep", "many", "closed_folder", "writer", "held"]
-ONE_NUMBER = [
-    *("background", "daemon", "respawn", "tcp", "connected", "shm", "msg", "sem", "priority", "affinity"),
-    *("of_the_daemon", "sysctl", "namespaces", "stop"),
-]
-ONE_NAME = ["abstract", "mqueue", "key", "host_name"]
-operations = st.one_of(
-    st.tuples(st.sampled_from(["write", "append"]), files, texts),
-    st.tuples(st.sampled_from(["store", "store_and_hide"]), files, st.just("!")),
-    st.tuples(st.sampled_from(["rename", "replace_by_link", "symlink", "link"]), paths, paths),
-    st.tuples(st.sampled_from(ONE_PATH), paths),
-    st.tuples(st.sampled_from(ONE_FOLDER), folders),
-    st.tuples(st.just("chmod"), paths, modes),
-    st.tuples(st.just("chown"), paths, st.sampled_from([0, 1000, 65534])),
-    st.tuples(st.just("xattr"), paths, st.just("left")),
-    st.tuples(st.just("times"), paths, st.sampled_from([12345, 2_000_000_000])),
-    st.tuples(st.just("flags"), paths, st.sampled_from([0x10, 0x20, 0x40, 0x80])),
-    st.tuples(st.just("unix"), inside),
-    st.tuples(st.just("terminal"), st.sampled_from([0, 0o666])),
-    st.tuples(st.just("limit"), st.sampled_from([64, 1000, 1_000_000])),
-    st.tuples(st.just("clock"), st.just(1_000_000_000)),
-    st.tuples(st.sampled_from(ONE_NUMBER), numbers),
-    st.tuples(st.sampled_from(ONE_NAME), st.sampled_from(["left", "other"])),
-)
-sequences = st.lists(operations, min_size=1, max_size=5)
-
-
 class Tenancy:
-    """A member that is leased, dirtied and reset again and again, with what a fresh one shows."""
+    """A sandbox that is leased, dirtied and reset again and again, with what a fresh one shows."""
 
-    def __init__(
-        self, loop: asyncio.Runner, runner: BubblewrapRunner, spec: ContainerSpec, look: list[str]
-    ) -> None:
-        self.loop, self.look = loop, look
-        self.resets: dict[bool, int] = {True: 0, False: 0}
+    client: SandboxClient
+
+    def __init__(self, loop: asyncio.Runner, folders: tuple[str, ...] = ()) -> None:
+        self.loop, self.folders = loop, folders
         self.since = time.time() - 2
-        member = loop.run(runner.start(spec, "m-0"))
-        admin, client = SandboxAdmin(member.address, member.admin_token), SandboxClient(member.address, TOKEN)
-        self.box = Box(member, client, admin, runner)
-        loop.run(runner.lease(member, "first", 0, TOKEN, 600))
-        self.pristine = self.seen()
+        self.kept = self.replaced = 0
+
+    def leave(self, sequence: list[Any]) -> None:
+        """Be a holder that does all this."""
+        self.loop.run(self.client.exec([*PYTHON, "/srv/leave.py", json.dumps(sequence)], timeout=60))
 
     def seen(self) -> dict[str, Any]:
-        result = self.loop.run(
-            self.box.client.exec([*PYTHON, *self.look, str(self.since)], output_limit=1 << 20, timeout=60)
-        )
+        """Look at everything."""
+        argv = [*PYTHON, "/srv/look.py", str(self.since), *self.folders]
+        result = self.loop.run(self.client.exec(argv, output_limit=1 << 20, timeout=60))
         assert (result.exit_code, result.stdout_truncated) == (0, False), result.text[-2000:]
         seen: dict[str, Any] = json.loads(result.stdout)
         return seen
 
-    def leave(self, sequence: list[Any]) -> None:
-        """Be a holder that does all this."""
-        self.loop.run(self.box.client.exec([*PYTHON, "/srv/leave.py", json.dumps(sequence)], timeout=60))
-
     def next(self) -> None:
         """Be the next holder."""
+        raise NotImplementedError
+
+    def property(self, sequence: list[Any]) -> None:
+        self.leave(sequence)
+        self.next()
+        found = differences(self.pristine, self.seen())
+        assert not found, "\n".join(found)
+
+
+class OfBubblewrap(Tenancy):
+    """By the runner, which starts a fresh sandbox where the daemon does not find it clean."""
+
+    def __init__(self, loop: asyncio.Runner, runner: BubblewrapRunner, spec: ContainerSpec) -> None:
+        super().__init__(loop)
+        member = loop.run(runner.start(spec, "m-0"))
+        admin, self.client = (
+            SandboxAdmin(member.address, member.admin_token),
+            SandboxClient(member.address, TOKEN),
+        )
+        self.box = Box(member, self.client, admin, runner)
+        loop.run(runner.lease(member, "first", 0, TOKEN, 600))
+        self.pristine = self.seen()
+
+    def next(self) -> None:
         address = self.box.member.address
         self.loop.run(self.box.next_lease())
-        self.resets[address == self.box.member.address] += 1
+        self.client = self.box.client
+        self.kept += address == self.box.member.address
+        self.replaced += address != self.box.member.address
 
     def close(self) -> None:
         self.loop.run(self.box.client.close())
         self.loop.run(self.box.admin.close())
         self.loop.run(self.box.runner.stop(self.box.member))
+
+
+class OfContainer(Tenancy):
+    """By the daemon alone; where it does not find it clean, a new container takes over."""
+
+    numbers = itertools.count()
+
+    def __init__(
+        self,
+        loop: asyncio.Runner,
+        image: Path,
+        sandboxd: Path,
+        reset: dict[str, object],
+        folders: tuple[str, ...],
+    ) -> None:
+        super().__init__(loop, folders)
+        self.image, self.sandboxd, self.reset = image, sandboxd, reset
+        self.running = contextlib.ExitStack()
+        self.reasons: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        fresh = self.image.with_name(f"root{next(self.numbers)}")
+        subprocess.run(["cp", "-a", str(self.image), str(fresh)], check=True)
+        self.running.callback(subprocess.run, ["rm", "-rf", str(fresh)], check=False)
+        made = self.running.enter_context(container(fresh, self.sandboxd, self.reset))
+        self.admin, self.client = SandboxAdmin(made.address, ADMIN), SandboxClient(made.address, TOKEN)
+        self.lease()
+        self.pristine = self.seen()  # of this one: a start refreshes the index of a repository
+
+    def lease(self) -> None:
+        self.loop.run(self.admin.lease("tenant", 0, TOKEN, 600))
+
+    def next(self) -> None:
+        report = self.loop.run(self.admin.reset(30))
+        if report.clean:
+            self.kept += 1
+            self.lease()
+            return
+        self.replaced += 1
+        self.reasons.append(str(report.reason))
+        self.close()
+        self.start()
+
+    def close(self) -> None:
+        self.loop.run(self.client.close())
+        self.loop.run(self.admin.close())
+        self.running.close()
 
 
 def differences(before: Any, after: Any, place: str = "") -> list[str]:
@@ -137,15 +174,27 @@ def image(run_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def daemon(run_dir: Path, sandboxd: Path) -> Path:
+    """A copy of the binary: every sandbox shows it, and another build may change it meanwhile."""
+    copy = run_dir.with_name("sandboxd")
+    shutil.copy(sandboxd, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
 def loop() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as loop:
         yield loop
 
 
+# 1. In a sandbox of bubblewrap.
+
+FOLDERS = ["/", "/usr", "/usr/bin", "/etc", "/home", "/tmp", "/workspace", "/dev/shm", "/run", "/srv", "/dev"]
+FILES = ["/usr/bin/cat", "/etc/passwd", "/etc/hosts", "/usr/bin/sleep", "/srv/look.py"]
+
+
 @pytest.fixture(scope="module")
-def runner(loop: asyncio.Runner, run_dir: Path, sandboxd: Path) -> Iterator[BubblewrapRunner]:
-    daemon = run_dir.with_name("sandboxd")
-    shutil.copy(sandboxd, daemon)  # every sandbox shows it, and another build may change it meanwhile
+def runner(loop: asyncio.Runner, run_dir: Path, daemon: Path) -> Iterator[BubblewrapRunner]:
     runner = BubblewrapRunner(run_dir, daemon)
     if (reason := runner.check()) is not None:
         pytest.fail(reason)
@@ -153,35 +202,24 @@ def runner(loop: asyncio.Runner, run_dir: Path, sandboxd: Path) -> Iterator[Bubb
     loop.run(runner.close())
 
 
-# 1. In a sandbox of bubblewrap.
-
-
 @pytest.fixture(scope="module")
-def tenancy(loop: asyncio.Runner, runner: BubblewrapRunner, image: Path) -> Iterator[Tenancy]:
-    made = Tenancy(loop, runner, ContainerSpec(image=str(image)), ["/srv/look.py"])
+def tenancy(loop: asyncio.Runner, runner: BubblewrapRunner, image: Path) -> Iterator[OfBubblewrap]:
+    made = OfBubblewrap(loop, runner, ContainerSpec(image=str(image)))
     yield made
     made.close()
 
 
 @examples(80)
-@given(sequence=sequences)
-def test_nothing_of_a_holder_is_left_in_a_sandbox(tenancy: Tenancy, sequence: list[Any]) -> None:
-    tenancy.leave(sequence)
-    tenancy.next()
-    found = differences(tenancy.pristine, tenancy.seen())
-    assert not found, "\n".join(found)
+@given(sequence=sequences(FOLDERS, FILES))
+def test_nothing_of_a_holder_is_left_in_a_sandbox(tenancy: OfBubblewrap, sequence: list[Any]) -> None:
+    tenancy.property(sequence)
 
 
 # An account that sees nothing would prove nothing: what each operation leaves is in it.
 VISIBLE = {
     "processes": [["background", 1], ["daemon", 1], ["respawn", 1]],
     "kernel": [
-        ["tcp", 1],
-        ["connected", 1],
-        ["abstract", "left"],
-        ["shm", 1],
-        ["msg", 1],
-        ["sem", 1],
+        *(["tcp", 1], ["connected", 1], ["abstract", "left"], ["shm", 1], ["msg", 1], ["sem", 1]),
         ["held", "/home"],
     ],
     "own": [["limit", 64], ["priority", 5], ["affinity", 1]],
@@ -195,18 +233,14 @@ VISIBLE = {
             ["times", "/tmp", 12345],
         ),
         *(["chmod", "/tmp", 0o700], ["mqueue", "left"], ["terminal", 0], ["link", "/usr/bin/cat", "/a"]),
-        *(
-            ["remove", "/etc/hosts"],
-            ["fifo", "/dev/shm/a"],
-            ["unix", "/run/a"],
-            ["replace_by_link", "/etc/group", "/tmp"],
-        ),
+        *(["remove", "/etc/hosts"], ["fifo", "/dev/shm/a"], ["unix", "/run/a"]),
+        ["replace_by_link", "/etc/group", "/tmp"],
     ],
 }
 
 
 @pytest.mark.parametrize("part", VISIBLE)
-def test_account_shows_what_is_left(tenancy: Tenancy, part: str) -> None:
+def test_account_shows_what_is_left(tenancy: OfBubblewrap, part: str) -> None:
     before = tenancy.pristine
     for operation in VISIBLE[part]:
         tenancy.leave([operation])
@@ -214,3 +248,53 @@ def test_account_shows_what_is_left(tenancy: Tenancy, part: str) -> None:
         assert before[part] != after[part], operation
         before = after
     tenancy.next()
+
+
+# 2. In an ordinary container.
+
+DECLARED = ("/workspace", "/home/dev")
+EMPTIED = ("/tmp", "/run", "/dev/shm", "/dev/mqueue")
+IN_DECLARED = ["/workspace/src", "/workspace/src/deep", "/tmp", "/dev/shm"]
+DECLARED_FILES = ["/workspace/main.py", "/workspace/src/deep/x", "/workspace/.git/config"]
+
+
+@pytest.fixture(scope="module")
+def project(image: Path) -> Path:
+    """The image with a repository, and a home with something in it."""
+    work, home = image / "workspace", image / "home/dev"
+    (work / "src/deep").mkdir(parents=True)
+    home.mkdir()
+    for path in (work / "main.py", work / "src/deep/x", home / ".profile"):
+        path.write_text(f"# {path.name}\n")
+    git = ["git", "-C", str(work), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for step in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *step], check=True)
+    return image
+
+
+@pytest.fixture(scope="module")
+def by_paths(loop: asyncio.Runner, project: Path, daemon: Path) -> Iterator[OfContainer]:
+    reset: dict[str, object] = {"method": "auto", "paths": DECLARED, "timeoutSeconds": 30}
+    made = OfContainer(loop, project, daemon, reset, (*DECLARED, *EMPTIED))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def by_git(loop: asyncio.Runner, project: Path, daemon: Path) -> Iterator[OfContainer]:
+    reset: dict[str, object] = {"method": "git", "git": "/workspace", "timeoutSeconds": 30}
+    made = OfContainer(loop, project, daemon, reset, ("/workspace", *EMPTIED))
+    yield made
+    made.close()
+
+
+@examples(50)
+@given(sequence=sequences([*IN_DECLARED, "/workspace", "/home/dev", "/"], DECLARED_FILES))
+def test_nothing_of_a_holder_is_left_in_declared_folders(by_paths: OfContainer, sequence: list[Any]) -> None:
+    by_paths.property(sequence)
+
+
+@examples(50)
+@given(sequence=sequences([*IN_DECLARED, "/workspace", "/"], DECLARED_FILES))
+def test_nothing_of_a_holder_is_left_in_a_repository(by_git: OfContainer, sequence: list[Any]) -> None:
+    by_git.property(sequence)

@@ -73,7 +73,7 @@ func keeps(name string, e entry) bool {
 	return e.mode&syscall.S_IFMT == syscall.S_IFREG && inside(name, gitFolder) && !strings.Contains(name+"/", "/objects/")
 }
 
-func (r *repository) owned() []string { return []string{r.path} }
+func (r *repository) owned() (folders, changed []string) { return []string{r.path}, nil }
 
 func (r *repository) restore(timeout time.Duration) error {
 	if err := r.way.verify(r.path); err != nil {

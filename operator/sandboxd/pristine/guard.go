@@ -3,7 +3,6 @@ package pristine
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,8 +20,8 @@ var kernelKinds = []string{"proc", "sysfs", "cgroup", "cgroup2", "devpts", "mque
 // guard watches all that a tenant may write to although nobody declared it: it must not change.
 type guard struct {
 	stamps map[string]stamp
-	// shared are folders that the daemon changes too, by its swaps: of these the names must stay.
-	shared map[string]string
+	// shared are folders that the daemon changes too: of these everything must stay but the times.
+	shared map[string]sharedFolder
 	loose  map[string]looseFile
 }
 
@@ -32,22 +31,28 @@ type looseFile struct {
 	content []byte
 }
 
+type sharedFolder struct {
+	entry
+	names string
+}
+
 // newGuard walks every file system that can be written, but for the folders that somebody answers for.
-func newGuard(answered []string) (*guard, error) {
+func newGuard(answered, changed []string) (*guard, error) {
 	mounts, err := readMounts()
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{stamps: map[string]stamp{}, shared: map[string]string{}, loose: map[string]looseFile{}}
+	g := &guard{stamps: map[string]stamp{}, shared: map[string]sharedFolder{}, loose: map[string]looseFile{}}
 	places := slices.Clone(answered)
 	for _, m := range mounts {
 		places = append(places, m.place)
 	}
-	for _, path := range answered {
-		if folder := filepath.Dir(path); !slices.ContainsFunc(answered, func(p string) bool { return inside(folder, p) }) {
-			if g.shared[folder], err = namesIn(folder); err != nil {
-				return nil, err
-			}
+	for _, folder := range changed {
+		if slices.ContainsFunc(answered, func(p string) bool { return inside(folder, p) }) {
+			continue
+		}
+		if g.shared[folder], err = readShared(folder); err != nil {
+			return nil, err
 		}
 	}
 	for _, m := range mounts {
@@ -110,9 +115,17 @@ func (g *guard) addLoose(path string, size int64) error {
 	return err
 }
 
-func namesIn(folder string) (string, error) {
+func readShared(folder string) (s sharedFolder, err error) {
+	var st syscall.Stat_t
+	if err := syscall.Lstat(folder, &st); err != nil {
+		return s, err
+	}
+	if s.entry, err = readEntry(folder, &st); err != nil {
+		return s, err
+	}
 	names, err := listFolder(folder)
-	return strings.Join(names, "/"), err
+	s.names = strings.Join(names, "/")
+	return s, err
 }
 
 // restore puts the loose files back.
@@ -156,11 +169,14 @@ func (g *guard) verify() error {
 		}
 	}
 	for folder, was := range g.shared {
-		names, err := namesIn(folder)
+		now, err := readShared(folder)
 		if err != nil {
 			return err
 		}
-		if names != was {
+		if difference := was.compare(now.entry); difference != "" {
+			return fmt.Errorf("%q: its %s differs", folder, difference)
+		}
+		if now.names != was.names {
 			return fmt.Errorf("%q: something was added or removed, and it is not declared", folder)
 		}
 	}

@@ -38,8 +38,8 @@ type method interface {
 	restore(timeout time.Duration) error
 	// verify reads everything again if it is thorough, else what may have changed.
 	verify(thorough bool) error
-	// owned are the folders that it answers for.
-	owned() []string
+	// owned are the folders that it answers for, and those that it changes too, by what it adds and renames.
+	owned() (folders, changed []string)
 }
 
 // choose resolves auto: an upper comes first, whatever is declared, because nothing is cheaper or surer.
@@ -179,12 +179,11 @@ func newProgram(argv, folders, scratch []string, run Run, timeout time.Duration)
 	return p, nil
 }
 
-func (p *program) owned() []string {
-	var all []string
+func (p *program) owned() (folders, changed []string) {
 	for _, t := range p.trees {
-		all = append(all, t.path)
+		folders = append(folders, t.path)
 	}
-	return all
+	return folders, nil
 }
 
 func (p *program) restore(timeout time.Duration) error {

@@ -284,10 +284,9 @@ func (s *swaps) verify(thorough bool) error {
 	return nil
 }
 
-func (s *swaps) owned() []string {
-	var all []string
+func (s *swaps) owned() (folders, changed []string) {
 	for _, f := range s.folders {
-		all = append(all, f.path, f.store)
+		folders, changed = append(folders, f.path, f.store), append(changed, filepath.Dir(f.path))
 	}
-	return all
+	return folders, changed
 }

@@ -55,6 +55,7 @@ type Baseline struct {
 	name      string // of the method
 	method    method // nil where emptying scratch folders is all that can be done
 	guard     *guard // nil without a method
+	keyrings  *keyrings
 	timeout   time.Duration
 	resets    int
 }
@@ -89,6 +90,9 @@ func Record(c Config) (*Baseline, error) {
 			b.terminals[path] = now
 		}
 	}
+	if b.keyrings, err = openKeyrings(); err != nil {
+		return nil, err
+	}
 	for _, folder := range scratch {
 		if b.folders[folder], err = readAttrs(folder); err != nil {
 			return nil, err
@@ -119,7 +123,8 @@ func (b *Baseline) prepare(r Reset, run Run) error {
 	if err := b.clear(); err != nil { // the image's programs may have left something
 		return err
 	}
-	b.guard, err = newGuard(slices.Concat(b.scratch, b.method.owned()))
+	folders, changed := b.method.owned()
+	b.guard, err = newGuard(slices.Concat(b.scratch, folders), changed)
 	return err
 }
 
@@ -163,6 +168,9 @@ func (b *Baseline) clear() error {
 			return err
 		}
 	}
+	if err := b.keyrings.restore(); err != nil {
+		return err
+	}
 	return removeIPC()
 }
 
@@ -199,6 +207,9 @@ func (b *Baseline) Verify() error {
 		}
 	}
 	if err := verifyIPC(); err != nil {
+		return err
+	}
+	if err := b.keyrings.verify(); err != nil {
 		return err
 	}
 	if err := b.verifyUpper(); err != nil || b.method == nil {

@@ -274,7 +274,8 @@ def mqueue(name):
 
 def key(name):
     text = name.encode()
-    for ring in (-3, -4, -5):
+    persistent = LIBC.syscall(SYSCALLS["keyctl"], 22, -1, -4)
+    for ring in (-3, -4, -5, persistent):
         LIBC.syscall(SYSCALLS["add_key"], b"user", text, text, len(text), ring)
 
 

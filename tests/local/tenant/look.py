@@ -1,6 +1,7 @@
 """All that a holder can see of a sandbox, as one JSON object; runs inside, under any Python 3.
 
-Usage: look.py SECONDS [FOLDER...]: times after SECONDS show as "new"; with folders only these are walked.
+Usage: look.py SECONDS [FOLDER...]: times after SECONDS show as "new"; with folders, access times outside of
+them are left out.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ import sys
 import time
 
 SINCE = float(sys.argv[1])
-ROOTS = sys.argv[2:] or ["/"]
+FOLDERS = sys.argv[2:] or ["/"]
 SKIPPED = ("/proc", "/sys")
 TMPFS = 0x01021994
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +64,9 @@ def chattr(path):
 def entry(path):
     st = os.lstat(path)
     kind = stat.S_IFMT(st.st_mode)
-    facts = [oct(st.st_mode), st.st_uid, st.st_gid, when(st.st_mtime), when(st.st_atime), extended(path)]
+    facts = [oct(st.st_mode), st.st_uid, st.st_gid, when(st.st_mtime), extended(path)]
+    if path.startswith(tuple(FOLDERS)):
+        facts.append(when(st.st_atime))
     if kind == stat.S_IFREG:
         with open(path, "rb") as file:
             digest = hashlib.sha256(file.read(1 << 16)).hexdigest() if st.st_size else ""
@@ -79,7 +82,7 @@ def entry(path):
 
 def tree():
     seen = {}
-    pending = list(ROOTS)
+    pending = ["/"]
     while pending:
         path = pending.pop()
         try:
@@ -153,13 +156,21 @@ def own():
     }
 
 
+def keyrings():
+    """How much is in each: of the session, of the user, of its sessions, and the one that stays."""
+    persistent = LIBC.syscall(250, 22, -1, -5)
+    sizes = [LIBC.syscall(250, 11, ring, None, 0) for ring in (-3, -4, persistent)]
+    LIBC.syscall(250, 9, persistent, -5)
+    return [*sizes, LIBC.syscall(250, 11, -5, None, 0)]
+
+
 def locks():
     """Of processes; those of descriptors are shown of the whole machine."""
     return [line.partition(" ")[2] for line in read("/proc/locks").splitlines() if "OFDLCK" not in line]
 
 
 def kernel():
-    tables = ("sysvipc/shm", "sysvipc/msg", "sysvipc/sem", "keys", "swaps")
+    tables = ("sysvipc/shm", "sysvipc/msg", "sysvipc/sem", "swaps")
     sockets = ("unix", "tcp", "tcp6", "udp", "udp6", "raw", "dev", "arp", "route")
     settings = ("kernel/msgmax", "kernel/shmmax", "net/ipv4/ip_forward", "fs/mqueue/msg_max")
     return {
@@ -167,7 +178,7 @@ def kernel():
         "network": {name: read(f"/proc/net/{name}") for name in sockets},
         "locks": locks(),
         "settings": {name: read(f"/proc/sys/{name}") for name in settings},
-        "keyrings": [LIBC.syscall(250, 11, ring, None, 0) for ring in (-3, -4, -5)],
+        "keyrings": keyrings(),
         "cgroup": [os.access(path, os.W_OK) for path in ("/sys/fs/cgroup", "/proc/sys", "/proc/1")],
         "clock": abs(time.time() - SINCE) < 3600,
     }
