@@ -223,12 +223,20 @@ class SandboxAdmin(Connection):
         body = {"owner": owner, "attempt": attempt, "token": token, "ttlSeconds": ttl}
         await self.call("POST", "/lease", deadline=SHORT_S, body=body)
 
-    async def reset(self) -> ResetReport:
-        """End the lease, kill everything, empty the scratch folders, and say whether the sandbox is clean.
+    async def reset(self, timeout: float = 0.0) -> ResetReport:
+        """End the lease, kill everything, put back what the method of reset can, and say whether all is clean.
+
+        Args:
+            timeout: seconds that the method may take beyond that; what a spec has as ``reset.timeout_s``.
 
         Raises:
             SandboxUnreachable.
         """
-        body = await self.call("POST", "/reset", deadline=RESET_S)
-        reason = body.get("reason")
-        return ResetReport(clean=body["clean"], reason=None if reason is None else printable(reason))
+        body = await self.call("POST", "/reset", deadline=RESET_S + timeout)
+        reason, took = body.get("reason"), body.get("milliseconds")
+        return ResetReport(
+            clean=body["clean"],
+            reason=None if reason is None else printable(reason),
+            method=body.get("method"),
+            wall_s=None if took is None else took / 1000,
+        )

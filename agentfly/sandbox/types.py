@@ -113,6 +113,8 @@ class Health:
     expires_in_s: float | None
     idle_s: float
     version: str
+    reset_method: str | None = None
+    """How it resets, as it found out at its start; None from a daemon that does not say."""
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
@@ -125,15 +127,23 @@ class Health:
             expires_in_s=body["expiresInSeconds"],
             idle_s=body["idleSeconds"],
             version=body["version"],
+            reset_method=body.get("reset", {}).get("method"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """Whether the sandbox is verified clean; if not, the first thing that differs."""
+    """Whether the sandbox is verified clean; if not, the first thing that differs.
+
+    Attributes:
+        method: ``overlay``, ``paths``, ``git``, ``command`` or ``recreate``; None from a daemon that does not say.
+        wall_s: seconds that the daemon took.
+    """
 
     clean: bool
     reason: str | None = None
+    method: str | None = None
+    wall_s: float | None = None
 
 
 def printable(text: str) -> str:

@@ -341,6 +341,13 @@ def _config(root: Root, token: str, incarnation: int, unlimited: tuple[str, ...]
         "env": DEFAULT_ENV | spec.env,
         "incarnation": incarnation,
         "limits": limits,
+        "reset": {
+            "method": spec.reset.method,
+            "paths": list(spec.reset.paths),
+            "git": spec.reset.git or "",
+            "command": list(spec.reset.command),
+            "timeoutSeconds": spec.reset.timeout_s,
+        },
     }
     return json.dumps(config).encode() + b"\n"
 

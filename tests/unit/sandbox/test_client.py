@@ -111,8 +111,8 @@ async def test_owner_leases_and_resets(daemon: Daemon) -> None:
     async with SandboxAdmin(daemon.address, "admin") as sandbox:
         daemon.says(200, {"state": "leased"})
         await sandbox.lease("rollout-1", 2, "token", 30)
-        daemon.says(200, {"clean": True})
-        assert await sandbox.reset() == ResetReport(True, None)
+        daemon.says(200, {"clean": True, "method": "paths", "milliseconds": 12.5})
+        assert await sandbox.reset() == ResetReport(True, None, "paths", 0.0125)
         daemon.says(200, {"clean": False, "reason": "upper: /x was written"})
         assert await sandbox.reset() == ResetReport(False, "upper: /x was written")
     assert (
