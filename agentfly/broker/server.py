@@ -11,7 +11,6 @@ Guarantees:
 Not here: who gets what (``resources``), what the bodies are (``wire``).
 """
 
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -26,8 +25,6 @@ from agentfly.broker import wire
 from agentfly.broker.metrics import Metrics, metrics_of
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import ResourceError, Saturated
-
-logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 1.0  # for answers that are being written; waiting acquires are cancelled
 MAX_BODY = 1 << 20  # bytes: heartbeats of thousands of leases

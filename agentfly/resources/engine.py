@@ -18,7 +18,6 @@ handles (``lease``).
 """
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -57,8 +56,6 @@ from agentfly.resources.report import check_room, image_of, late, lease_status, 
 from agentfly.resources.runners.base import Runner
 from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
 from agentfly.resources.turns import Turns
-
-logger = logging.getLogger(__name__)
 
 CLOSE_S = 60.0  # all members stop side by side: this bounds one stop and one retry
 SPEC_POOL_MAX = 8  # members of a pool that exists only because somebody acquired by spec
@@ -143,6 +140,21 @@ class ResourceEngine:
             known.resize(pool)
         except ValueError as error:
             raise ResourceError(f"pool {pool.name}: {error}") from error
+        self._turns.due(known)
+
+    def unquarantine(self, pool: str, member_id: str) -> None:
+        """Nobody needs to look at this member any more: stop it.
+
+        Raises:
+            PoolNotFound: there is no pool of this name.
+            ResourceError: the member is not in quarantine.
+        """
+        known = self._named(pool)
+        if not known.unquarantine(member_id):
+            kept = ", ".join(known.quarantined()) or "none"
+            raise ResourceError(
+                f"pool {pool}: member {member_id} is not in quarantine", hints=(f"members that are: {kept}",)
+            )
         self._turns.due(known)
 
     async def close(self) -> None:
@@ -234,9 +246,16 @@ class ResourceEngine:
     async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:
         """Say what the owner will need of a pool; see ``Resources.demand``."""
         known = self._named(pool)
-        counts = {image_of(known, image): count for image, count in counted(pool, wanted).items()}
+        counts: dict[str, int] = {}
+        for name, count in counted(pool, wanted).items():
+            image = image_of(known, name)
+            counts[image] = counts.get(image, 0) + count
         self._demands.say(pool, owner, counts, _now())
-        self._demanded([pool])
+        try:
+            self._demanded([pool])
+        except ResourceError:
+            self._demands.say(pool, owner, {}, _now())
+            raise
 
     def _demanded(self, pools: Iterable[str]) -> None:
         for pool in [self._pools[name] for name in pools]:

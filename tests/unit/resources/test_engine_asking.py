@@ -164,13 +164,13 @@ def test_demand_ends_with(end):
             of_pool(engine).demand = told.append  # type: ignore[method-assign, assignment]
             await engine.demand("swe", {"a": 2}, "one")
             await asyncio.sleep(10)
-            await engine.demand("swe", {"b": 1, "host": 1}, "two")
+            await engine.demand("swe", {"b": 1, "host": 1, "": 1}, "two")
             if end == "its release":
                 await engine.release_owner("one", attempt=3)
                 await engine.release_owner("one")
             else:
                 await asyncio.sleep(DEMAND_S - 9)
-            assert told == [{"a": 2}, {"a": 2, "b": 1, "": 1}, {"b": 1, "": 1}]
+            assert told == [{"a": 2}, {"a": 2, "b": 1, "": 2}, {"b": 1, "": 2}]
 
     scenario()
 
@@ -182,6 +182,7 @@ async def test_demand_of_what_a_pool_has_not_is_refused():
             await engine.demand("sew", {"a": 1}, "o")
         with pytest.raises(ResourceError, match=r"pool swe: .*image"):
             await engine.demand("swe", {"a": 1}, "o")
+        await engine.demand("swe", {"": 1}, "another, who is not to blame")
         await engine.acquire("swe", "o", deadline=1)
 
 

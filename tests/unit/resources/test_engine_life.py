@@ -284,6 +284,22 @@ async def test_pool_added_later_is_warmed_at_once():
 
 
 @virtual
+async def test_member_that_was_looked_at_is_stopped():
+    runner = FakeRunner()
+    async with engine_of(runner, pool(max=2, quarantine=1)) as engine:
+        lease = await engine.acquire("swe", "a")
+        runner.unclean.add(lease.info.member_id)
+        await lease.release()
+        await asyncio.sleep(1)
+        with pytest.raises(ResourceError, match="pool swe: member swe-x is not in quarantine") as refused:
+            engine.unquarantine("swe", "swe-x")
+        assert refused.value.hints == (f"members that are: {lease.info.member_id}",)
+        engine.unquarantine("swe", lease.info.member_id)
+        await asyncio.sleep(1)
+        assert (runner.existing, engine.pool_status()["swe"].quarantined) == (set(), {})
+
+
+@virtual
 async def test_dead_warm_member_is_found_and_replaced():
     runner = FakeRunner()
     async with engine_of(runner, pool(min=1, max=1)) as engine:
