@@ -58,8 +58,9 @@ class OwnerDir:
         self._deletion: asyncio.Task[None] | None = None
 
     def new_name(self) -> str:
-        """A short name that no other member of this owner has or had."""
-        return f"{next(self._numbers):x}"
+        """A short name that no other member of this owner has or had, and no dead owner's has here."""
+        names = (f"{number:x}" for number in self._numbers)
+        return next(name for name in names if not (self.path / name).exists())
 
     def new_home(self, name: str, groups: Sequence[Path]) -> Path:
         """A folder for a member, with the record of its control groups in it."""
@@ -86,7 +87,8 @@ class OwnerDir:
             await asyncio.wait([self._deletion])
         ours = [str(self.path / name) for name in ("trash", "etc", "dev", "disk")]
         await asyncio.to_thread(delete, ours)
-        (self.path / LOCK).unlink(missing_ok=True)
+        if not any(self.path.glob(f"*/{RECORD}")):  # a dead owner's are for a sweep, which looks for locks
+            (self.path / LOCK).unlink(missing_ok=True)
         os.close(self._lock)
         with contextlib.suppress(OSError):  # somebody else's files are in it
             self.path.rmdir()

@@ -275,6 +275,21 @@ async def test_sweep_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> Non
     await living.close()
 
 
+async def test_folder_of_a_dead_owner_is_used_around_what_is_left_in_it(tmp_path: Path) -> None:
+    dead, group = owner_dir.OwnerDir(tmp_path / "r"), tmp_path / "group"
+    group.mkdir()
+    left = dead.new_home(dead.new_name(), [group])
+    os.close(dead._lock)
+    heir = owner_dir.OwnerDir(tmp_path / "r")
+    home = heir.new_home(heir.new_name(), [])
+    assert home != left
+    heir.drop(home)
+    await heir.close()
+    assert (left.is_dir(), home.is_dir()) == (True, False)
+    assert owner_dir.sweep(tmp_path) == ["r"]
+    assert not group.exists()
+
+
 def test_sweep_keeps_the_record_of_a_group_it_cannot_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
