@@ -129,7 +129,7 @@ class Proxy:
             used.add(key.reference)
             result = await self._try(answering, out, key, admission)
             if isinstance(result, web.StreamResponse):
-                if result.status != 403:
+                if result.status < 400:
                     for other in forbidden:
                         await admission.refused(other)
                 return result
@@ -254,7 +254,7 @@ def _gave_up(result: _Failed, tries: int) -> Refused:
 
 async def _quoted(answer: aiohttp.ClientResponse, mask: Mask) -> str:
     """The status, and the beginning of the body."""
-    text = mask.text((await answer.content.read(4 * QUOTE_MAX)).decode(errors="replace"))
+    text = mask.feed(await answer.content.read(4 * QUOTE_MAX)).decode(errors="replace")
     return f"it answered {answer.status}: {' '.join(text.split())[:QUOTE_MAX]}"
 
 
@@ -268,7 +268,7 @@ def _redirected(answer: aiohttp.ClientResponse, mask: Mask) -> Refused:
 
 
 def _why(error: BaseException, mask: Mask) -> str:
-    return mask.text(f"{type(error).__name__}: {str(error)[:QUOTE_MAX]}".rstrip(": "))
+    return f"{type(error).__name__}: {mask.text(str(error))[:QUOTE_MAX]}".rstrip(": ")
 
 
 def _now() -> float:

@@ -106,7 +106,9 @@ def outgoing(
         Refused: the path leads out of the base URL.
     """
     if not path.startswith("/") or _PARENT.search(path.partition("?")[0]):
-        raise Refused("request", f"path: {path[:200]} does not stay below the API's base URL")
+        raise Refused("request", f"path: {path[:200]!a} does not stay below the API's base URL")
+    if not all(map(_sendable, [path, *headers.values()])):
+        raise Refused("request", "path or headers: are not UTF-8")
     parsed = _object(body) if "json" in headers.get("Content-Type", "") else None
     if parsed is not None and model and "model" not in parsed and body.lstrip()[:1] == b"{":
         # Put in, not parsed and written again: the rest stays as the holder wrote it, to the last digit.
@@ -123,7 +125,7 @@ def outgoing(
 def returned_headers(headers: CIMultiDictProxy[str], mask: Mask) -> CIMultiDict[str]:
     """The headers of an answer as the holder gets them."""
     kept = _without(headers, _NOT_RETURNED)
-    return CIMultiDict((name, mask.text(value)) for name, value in kept.items())
+    return CIMultiDict((name, mask.text(value)) for name, value in kept.items() if _sendable(value))
 
 
 def refusal(error: Refused) -> web.Response:
@@ -157,6 +159,14 @@ def _without(headers: CIMultiDictProxy[str], dropped: Iterable[str]) -> CIMultiD
     named = {name.strip().lower() for value in headers.getall("Connection", []) for name in value.split(",")}
     gone = named.union(dropped)
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in gone)
+
+
+def _sendable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that aiohttp could not decode, and will not encode
+        return False
+    return True
 
 
 def _object(body: bytes) -> dict[str, object] | None:

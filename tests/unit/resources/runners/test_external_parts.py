@@ -29,6 +29,7 @@ from agentfly.resources.runners.external_wire import (
     check_base_url,
     outgoing,
     refusal,
+    returned_headers,
     verdict,
 )
 
@@ -234,6 +235,14 @@ def test_path_that_leads_elsewhere_is_refused(path):
     with pytest.raises(Refused) as error:
         sent(path)
     assert error.value.code == "request"
+
+
+def test_bytes_that_are_no_text_are_refused_and_not_returned():
+    for bad in ({"path": "/\udcff"}, {"X_Mine": "\udcff"}):
+        with pytest.raises(Refused, match="not UTF-8"):
+            sent(**bad)
+    headers = CIMultiDictProxy(CIMultiDict({"X-Bad": "\udcff", "X-Good": "ü"}))
+    assert dict(returned_headers(headers, Mask([]))) == {"X-Good": "ü"}
 
 
 def test_headers_of_the_connection_and_of_the_holder_are_dropped():

@@ -346,6 +346,34 @@ async def test_key_that_is_echoed_is_masked(api: API, code: int, caplog: pytest.
     assert KEY not in text + caplog.text
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(raw(b"HTTP/1.1 500 no\r\n\r\n" + b" " * 1180 + KEY.encode()), id="where the quote ends"),
+        pytest.param(raw(b"x" * (external_proxy.QUOTE_MAX - 70) + KEY.encode() + b"\r\n\r\n"), id="garbage"),
+    ],
+)
+async def test_no_part_of_a_key_is_quoted(api: API, answer: Any) -> None:
+    api.default = answer
+    async with held(spec(api, max_retries=0)) as holder:
+        _, body = await holder.ask()
+    assert body["error"]["code"] == "failed"
+    assert KEY[:8] not in str(body)
+
+
+async def test_bytes_that_are_no_text_break_nothing(api: API) -> None:
+    api.script = [raw(b"HTTP/1.1 200 OK\r\nX-Bad: \xff\r\nX-Good: 1\r\nContent-Length: 2\r\n\r\nok")]
+    async with held(spec(api)) as holder:
+        async with holder.post() as answer:
+            assert (answer.status, await answer.read(), answer.headers["X-Good"]) == (200, b"ok", "1")
+        reader, writer = await asyncio.open_connection(*_endpoint(holder.member.address))
+        writer.write(
+            b"GET /a HTTP/1.1\r\nHost: a\r\nX: \xff\r\nAuthorization: Bearer token-of-a-lease\r\n\r\n"
+        )
+        assert b" 400 " in await reader.readline()
+        writer.close()
+
+
 async def test_key_that_is_echoed_across_pieces_of_a_stream_is_masked(api: API) -> None:
     api.script = [stream(b"data: " + KEY[:9].encode(), KEY[9:].encode() + b"\n\n", pause=0.02)]
     async with held(spec(api)) as holder, holder.post() as answer:

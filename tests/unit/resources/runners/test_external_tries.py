@@ -226,6 +226,13 @@ async def test_403_on_one_key_of_two_sets_it_aside(api: API) -> None:
         assert holder.usage.keys == {"env:FIRST": "refused", "env:OTHER": "ready"}
 
 
+async def test_403_on_one_key_proves_nothing_if_the_other_does_not_open_the_request(api: API) -> None:
+    api.script = [status(403), status(404)]
+    async with held(spec(api, "env:FIRST", "env:OTHER")) as holder:
+        assert (await holder.ask())[0] == 404
+        assert holder.usage.keys == {"env:FIRST": "ready", "env:OTHER": "ready"}
+
+
 async def test_403_on_every_key_is_the_request_s_own(api: API) -> None:
     api.script = [status(403, "not this model"), status(403, "not this model")]
     async with held(spec(api, "env:FIRST", "env:OTHER")) as holder:
