@@ -127,11 +127,7 @@ class ImageHolds:
                 raise ResourceError(f"image: {reference}: was not unpacked in {UNPACK_S:g} s")
 
         name = str(reference)
-        try:
-            image = await asyncio.to_thread(cache.hold, reference, check, self._digests.get(name))
-        except asyncio.CancelledError:
-            unwanted.set()  # a thread cannot be cancelled
-            raise
+        image = await asyncio.to_thread(cache.hold, reference, check, self._digests.get(name))
         self._digests[name] = image.digest
         logger.info("image %s is %s, in %s", name, image.digest, image.root)
         return image

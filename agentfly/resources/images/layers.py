@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from agentfly.resources.errors import ResourceError
-from agentfly.resources.images.compression import CHUNK, Reader, inflate
+from agentfly.resources.images.compression import Reader, inflate
 from agentfly.resources.images.stream import Budget, Hashed, Stream, blaming
 from agentfly.resources.images.tree import Tree
 
@@ -61,8 +61,6 @@ def unpack(source: Source, root: str, budget: Budget) -> None:
             tree.apply(layer.name, stream)
             with blaming(layer.name, "after its last entry"):
                 stream.drain()
-                while packed.read(CHUNK):
-                    budget.check()
         _compare(layer.name, layer.digest, packed.digest())
         _compare(layer.name, layer.diff_id, plain.digest())
     resolver = f"{root}/etc/resolv.conf"

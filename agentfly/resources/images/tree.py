@@ -173,7 +173,6 @@ class Tree:
                 for data in stream.chunks(size):
                     file.write(data)
                 position += size
-            file.flush()  # a later write would change the time again
             file.truncate(info.size)
             os.fchmod(fd, info.mode & 0o7777 | 0o600)
             seconds = min(max(int(info.mtime), 0), LATEST)

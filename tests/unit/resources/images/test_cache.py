@@ -19,7 +19,7 @@ from agentfly.resources.images.cache import Image, ImageCache
 from agentfly.resources.images.reference import Reference
 from tests.unit.resources.images.archives import digest, docker_archive, file, tar
 
-LIMIT = 8 << 20
+LIMIT = 2 << 20
 
 
 class Held:
@@ -117,7 +117,7 @@ def told(*arguments):
     time.sleep(0.3)
     unpack(*arguments)
 cache.unpack = told
-image = cache.ImageCache(Path(sys.argv[1]), 1 << 23).hold(Reference("tar", sys.argv[2]), lambda: None)
+image = cache.ImageCache(Path(sys.argv[1]), 1 << 21).hold(Reference("tar", sys.argv[2]), lambda: None)
 print("holds", flush=True)
 sys.stdin.read()
 """
@@ -174,7 +174,7 @@ def test_failure_leaves_nothing(held, tmp_path, fault):
             raise fault
 
     with pytest.raises(type(fault)):
-        held.hold(tarball(tmp_path / "t.tar", 6 << 20), check=check)
+        held.hold(tarball(tmp_path / "t.tar", 15 << 15), check=check)
     assert kept(held.folder) == []
     assert not list(held.folder.glob("seen/*"))
 
@@ -186,65 +186,90 @@ def test_a_damaged_archive_leaves_nothing(held, tmp_path):
     assert kept(held.folder) == []
 
 
+def test_an_image_that_another_just_made_is_taken(held, tmp_path, monkeypatch):
+    reference, take, misses = tarball(tmp_path / "t.tar"), ImageCache._take, iter(range(3))
+    first = held.hold(reference)
+    late = lambda *arguments: take(*arguments) if next(misses, None) is None else None  # noqa: E731
+    monkeypatch.setattr(ImageCache, "_take", late)
+    assert held.hold(reference).root == first.root
+    assert not list(held.folder.glob("*.part"))
+
+
 # 2. the limit
 
 
 def test_the_least_recently_used_goes_first(held, tmp_path):
-    images = [held.hold(tarball(tmp_path / f"{n}.tar", 15 << 17)) for n in range(4)]
+    images = [held.hold(tarball(tmp_path / f"{n}.tar", 15 << 15)) for n in range(4)]
     roots = [Path(image.root).parent for image in images]
     for age, root in zip((40, 10, 30, 20), roots, strict=True):
         os.utime(root, (time.time() - age, time.time() - age))
     held.release()
-    held.hold(tarball(tmp_path / "new.tar", 25 << 17))
+    held.hold(tarball(tmp_path / "new.tar", 25 << 15))
     assert [root.exists() for root in roots] == [False, True, False, True]
 
 
 def test_use_makes_an_image_recent(held, tmp_path):
-    references = [tarball(tmp_path / f"{n}.tar", 25 << 17) for n in range(2)]
+    references = [tarball(tmp_path / f"{n}.tar", 25 << 15) for n in range(2)]
     roots = [Path(held.hold(reference).root).parent for reference in references]
     for root in roots:
         os.utime(root, (1, 1))
     held.release()
     held.hold(references[0])
     held.release()
-    held.hold(tarball(tmp_path / "new.tar", 25 << 17))
+    held.hold(tarball(tmp_path / "new.tar", 25 << 15))
     assert [root.exists() for root in roots] == [True, False]
 
 
 def test_an_image_in_use_stays_in_this_process_and_in_others(held, tmp_path):
-    ours = held.hold(tarball(tmp_path / "ours.tar", 25 << 17))
-    other = tarball(tmp_path / "theirs.tar", 25 << 17)
+    ours = held.hold(tarball(tmp_path / "ours.tar", 25 << 15))
+    other = tarball(tmp_path / "theirs.tar", 25 << 15)
     with process(held.folder, other) as theirs:
         assert theirs.stdout is not None
         assert [theirs.stdout.readline() for _ in range(2)] == ["unpacks\n", "holds\n"]
         with pytest.raises(ResourceError) as caught:
-            held.hold(tarball(tmp_path / "new.tar", 25 << 17))
-        assert "of its limit of 0.00781 GiB, 0.00611 are images in use" in str(caught.value)
+            held.hold(tarball(tmp_path / "new.tar", 25 << 15))
+        assert "of its limit of 0.00195 GiB, 0.00153 are images in use" in str(caught.value)
         assert "AGENTFLY_IMAGE_CACHE_GIB" in caught.value.hints[0]
         assert len(kept(held.folder)) == 2
         theirs.kill()
-    held.hold(tarball(tmp_path / "new.tar", 25 << 17))
+    held.hold(tarball(tmp_path / "new.tar", 25 << 15))
     assert Path(ours.root).exists()
     assert len(kept(held.folder)) == 2
 
 
-def test_an_image_above_the_limit_is_refused_and_evicts_nothing(held, tmp_path):
-    small = held.hold(tarball(tmp_path / "small.tar", 1 << 17))
+def test_an_image_that_is_evicted_while_it_is_taken_is_made_again(held, tmp_path, monkeypatch):
+    reference = tarball(tmp_path / "t.tar", text="1")
+    first = held.hold(reference)
     held.release()
-    many = tar(*(file(f"{n:05}", "x") for n in range(2200)))  # 2 MiB of tar, 9 of blocks
+    lock, evict = module.fcntl.flock, [Path(first.root).parent]
+
+    def late(fd: int, how: int) -> None:
+        if how & module.fcntl.LOCK_SH and evict:
+            evict.pop().rename(tmp_path / "elsewhere")
+        lock(fd, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    assert (Path(held.hold(reference).root) / "a").read_text() == "1"
+    assert Path(first.root).exists()
+
+
+def test_an_image_above_the_limit_is_refused_and_evicts_nothing(held, tmp_path):
+    small = held.hold(tarball(tmp_path / "small.tar", 1 << 15))
+    held.release()
+    many = tar(*(file(f"{n:05}", "x") for n in range(600)))  # 0.6 MiB of tar, 2.4 of blocks
     (tmp_path / "many.tar").write_bytes(many)
     for reference in (
-        tarball(tmp_path / "large.tar", 65 << 17),
+        tarball(tmp_path / "large.tar", 65 << 15),
         Reference("tar", str(tmp_path / "many.tar")),
     ):
-        with pytest.raises(ResourceError, match=r"has more than 0\.00781 GiB, the limit of the image cache"):
+        with pytest.raises(ResourceError, match=r"has more than 0\.00195 GiB, the limit of the image cache"):
             held.hold(reference)
     assert kept(held.folder) == [Path(small.root).parent.name]
 
 
 def test_eviction_and_use_at_once_never_take_an_image_from_its_user(held, tmp_path):
     """Threads take images of which three fit and five are wanted."""
-    references = [tarball(tmp_path / f"{n}.tar", 20 << 17, str(n)) for n in range(4)]
+    references = [tarball(tmp_path / f"{n}.tar", 20 << 15, str(n)) for n in range(4)]
     wrong: list[str] = []
 
     def use(number: int) -> None:
@@ -273,7 +298,7 @@ def test_eviction_and_use_at_once_never_take_an_image_from_its_user(held, tmp_pa
 # 3. files that have not changed
 
 
-@pytest.mark.parametrize("change", ["content", "time", "replaced"])
+@pytest.mark.parametrize("change", ["content", "time", "replaced", "content of the same size and time"])
 def test_a_changed_file_is_read_again(held, tmp_path, reads, change):
     path = tmp_path / "t.tar"
     first = held.hold(tarball(path, text="1"))
@@ -281,6 +306,11 @@ def test_a_changed_file_is_read_again(held, tmp_path, reads, change):
         path.write_bytes(tar(file("a", "2"), file("big", "")))
     elif change == "time":
         os.utime(path, (1, 1))
+    elif change != "replaced":
+        before = path.stat()
+        path.write_bytes(path.read_bytes().replace(b"1" + b"\0" * 511, b"2" + b"\0" * 511))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_size == before.st_size
     else:
         tarball(tmp_path / "other.tar", text="2")
         os.utime(tmp_path / "other.tar", ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
@@ -292,10 +322,10 @@ def test_a_changed_file_is_read_again(held, tmp_path, reads, change):
 
 
 def test_an_evicted_image_is_made_again(held, tmp_path, reads):
-    reference = tarball(tmp_path / "t.tar", 40 << 17)
+    reference = tarball(tmp_path / "t.tar", 40 << 15)
     first = held.hold(reference)
     held.release()
-    held.hold(tarball(tmp_path / "u.tar", 40 << 17))
+    held.hold(tarball(tmp_path / "u.tar", 40 << 15))
     assert not Path(first.root).exists()
     held.release()
     assert held.hold(reference).digest == first.digest

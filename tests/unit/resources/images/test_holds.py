@@ -157,6 +157,26 @@ async def test_work_ends_when_the_last_waiter_is_cancelled(cache, image, gate):
     assert gate.count == 2
 
 
+async def test_an_image_that_comes_too_late_is_let_go(cache, image, monkeypatch):
+    holds, hold, late, asked = ImageHolds(cache), ImageCache.hold, threading.Event(), threading.Event()
+    holds.give_back(await holds.take(image))
+
+    def slow(*arguments):  # type: ignore[no-untyped-def]
+        asked.set()
+        late.wait(5)
+        return hold(*arguments)
+
+    monkeypatch.setattr(ImageCache, "hold", slow)
+    start = asyncio.create_task(holds.take(image))
+    await asyncio.to_thread(asked.wait, 5)
+    start.cancel()
+    await asyncio.sleep(0)
+    late.set()
+    await asyncio.wait([start])
+    assert start.cancelled()
+    assert not in_use(cache)
+
+
 async def test_close_ends_the_work(cache, image, gate):
     holds = ImageHolds(cache)
     start = asyncio.create_task(holds.take(image))

@@ -28,6 +28,7 @@ from tests.unit.resources.images.archives import (
     oci_layout,
     tar,
 )
+from tests.unit.resources.images.test_stream import negative_size
 from tests.unit.resources.images.test_tree import listing
 
 LOWER, UPPER = tar(file("a", "1"), file("b", "2")), tar(hide("a"), file("c", "3"))
@@ -92,6 +93,13 @@ def test_a_layer_that_is_there_twice_is_a_link_in_old_archives(tmp_path):
     assert made("docker-archive:i.tar", tmp_path)[0] == {"a": "1", "b": "2", "c": "3"}
 
 
+def test_the_resolver_of_an_image_is_no_link(tmp_path):
+    (tmp_path / "t.tar").write_bytes(
+        tar(link("etc/resolv.conf", "../run/resolv.conf"), link("etc/hosts", "x"))
+    )
+    assert made("tar:t.tar", tmp_path)[0] == {"etc": None, "etc/resolv.conf": "", "etc/hosts": "-> x"}
+
+
 # oci 2. which image
 
 
@@ -142,6 +150,16 @@ def test_the_platform_of_this_machine_is_picked_from_indexes(tmp_path):
     assert f"is for {FOREIGN} and unknown/unknown, and this machine is {oci.machine()}" in refused(
         "oci:layout", tmp_path
     )
+
+
+def test_indexes_in_indexes_end(tmp_path):
+    layout = Layout(tmp_path / "layout")
+    inner = layout.image([LOWER])
+    for _ in range(oci.INDEXES_MAX + 1):
+        index = json.dumps({"schemaVersion": 2, "manifests": [inner]}).encode()
+        inner = layout.blob(index, "application/vnd.oci.image.index.v1+json")
+    layout.index(inner)
+    assert "has more than 64 indexes" in refused("oci:layout", tmp_path)
 
 
 def test_an_image_of_another_platform_is_refused(tmp_path):
@@ -236,6 +254,11 @@ def test_links_in_an_archive_stay_in_it(tmp_path):
     assert "has no file 'manifest.json'" in refused("docker-archive:i.tar", tmp_path)
     (tmp_path / "i.tar").write_bytes(tar(link("manifest.json", "a"), link("a", "manifest.json")))
     assert "has no file 'manifest.json'" in refused("docker-archive:i.tar", tmp_path)
+
+
+def test_an_entry_that_leads_backwards_is_no_loop(tmp_path):
+    (tmp_path / "i.tar").write_bytes(negative_size())
+    assert "its data overlap" in refused("docker-archive:i.tar", tmp_path)
 
 
 def test_what_is_no_image_is_refused(tmp_path):
