@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentfly.resources.runners.cgroups import memory_group
-from agentfly.resources.runners.sandbox_process import is_readable, readable
+from agentfly.resources.runners.sandbox_process import is_readable, readable, write_all
 
 LOG_TAIL = 4000
 """Bytes of the command's and the daemon's last words that are looked at."""
@@ -111,11 +111,9 @@ class Attached:
         self._waiting.close()
         self._listener.close()
 
-    def configure(self, line: bytes) -> None:
+    async def configure(self, line: bytes) -> None:
         """Write the daemon's configuration; the pipe stays open as the sign of our life."""
-        written = os.write(self._stdin.fileno(), line)
-        if written != len(line):
-            raise OSError(f"configuration of {len(line)} bytes: the pipe takes {written}")
+        await write_all(self._stdin.fileno(), line)
 
     @property
     def alive(self) -> bool:

@@ -94,7 +94,8 @@ class AttachedSandbox(Sandbox):
         """See ``Sandbox.launch``."""
         pid = await self.connect()
         assert self.process is not None
-        self.process.configure(config)
+        async with asyncio.timeout(START_S):
+            await self.process.configure(config)
         await asyncio.to_thread(self._record, pid)
 
     def _record(self, pid: int) -> None:

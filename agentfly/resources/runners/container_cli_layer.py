@@ -6,10 +6,11 @@ writable layer of its own root from the image below; from this machine they are 
 Guarantees:
 1. Every folder of a container that a tenant can write to is either one of the daemon's, or watched here.
 2. Any write to a watched folder is found, also one that was undone: the kernel's change time cannot be set.
-3. The work is bounded by what there was at the start, a few entries, and one more.
-4. What cannot be seen, read, or be walked within ``ENTRIES_MAX`` is not called unchanged.
+3. The work is bounded by ``ENTRIES_MAX``; at the start there are a few entries.
+4. What cannot be seen, read, or be walked within that is not called unchanged.
 """
 
+import itertools
 import os
 import re
 import stat
@@ -99,15 +100,24 @@ def stamps(trees: Sequence[Tree]) -> Stamps:
 
 
 def difference(before: Stamps, trees: Sequence[Tree]) -> str | None:
-    """The first entry that is new, gone or changed; None if there is none."""
-    seen = 0
+    """An entry that is new, gone or changed; None if there is none.
+
+    A write into a folder changes the folder too: what is named is the last below the first.
+    """
+    seen, found = 0, ""
     try:
-        for point, below, stamp in _walk(trees):
-            if before.get((point, below)) != stamp:
-                return f"{point + below or '/'} was written"
-            seen += 1
+        for point, below, stamp in itertools.islice(_walk(trees), ENTRIES_MAX):
+            path = point + below or "/"
+            if before.get((point, below)) == stamp:
+                seen += 1
+            elif not found or PurePosixPath(path).is_relative_to(found):
+                found = path
+            else:
+                break
     except OSError as error:
-        return f"what was written cannot be read: {error}"
+        found = found or f"{error.filename}, which cannot be read,"
+    if found:
+        return f"{found} was written"
     return None if seen == len(before) else "something was removed"
 
 

@@ -63,11 +63,7 @@ class SandboxProcess:
 
         It may hold as little as two pages, where tenants took all that the kernel gives a user for pipes.
         """
-        while line:
-            try:
-                line = line[os.write(self._stdin, line) :]
-            except BlockingIOError:
-                await _writable(self._stdin)
+        await write_all(self._stdin, line)
 
     def release(self) -> None:
         """Let the daemon run."""
@@ -200,9 +196,14 @@ async def readable(fd: int) -> None:
         await _told(fd, loop.add_reader, loop.remove_reader)
 
 
-async def _writable(fd: int) -> None:
+async def write_all(fd: int, data: bytes) -> None:
+    """Write everything to a descriptor that does not block, as its reader takes it."""
     loop = asyncio.get_running_loop()
-    await _told(fd, loop.add_writer, loop.remove_writer)
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            await _told(fd, loop.add_writer, loop.remove_writer)
 
 
 async def _told(

@@ -2,8 +2,9 @@
 
 Guarantees:
 1. A failed or cancelled start has removed what there was of its sandbox before it ends.
-2. ``reset`` gives the same sandbox if its daemon, and the runner for what the daemon cannot see, found it
-   pristine; else a fresh one under the same member id, begun only after the old one is gone.
+2. ``reset`` gives the same sandbox if it was found pristine; else a fresh one under the same member id, begun
+   only after the old one is gone. The daemon answers for all that can be written where the spec declares what
+   a task may change, else for all but the root file system, which the runner sees from outside.
 3. A sandbox is removed once, whoever asks and however often; a removal that failed may be tried again.
 
 Not here: the daemon's side (``agentfly.sandbox``), and everything about one kind of sandbox (its runner).
@@ -24,11 +25,13 @@ from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.runners.base import Member, Unclean, Vitals
 from agentfly.resources.runners.kept_admin import KeptAdmin
 from agentfly.resources.runners.owner_dir import OwnerDir
-from agentfly.resources.spec import ContainerSpec, ResourceSpec
+from agentfly.resources.spec import ContainerSpec, ResetSpec, ResourceSpec
 from agentfly.sandbox import SandboxAdmin, SandboxError, SandboxLeaseLost, SandboxUnreachable
 
 logger = logging.getLogger(__name__)
 
+READY_S = 60.0
+"""Beyond what a spec allows its method of reset: the daemon copies declared folders before it answers."""
 DYING_S = 1.0
 """A dying sandbox closes its socket first, and then frees its memory: its end is seen a moment later."""
 # Bytecode beside the modules of an image would be residue: it would turn every reset into a fresh start.
@@ -161,13 +164,17 @@ class SandboxdRunner(ABC):
 
     async def _cleaned(self, member: Member) -> str | None:
         """Clean the sandbox; None if it was verified, else why it is not to be used again."""
-        if self._container(member.spec).reset.method == "recreate":
+        reset = self._container(member.spec).reset
+        if reset.method == "recreate":
             return "its spec wants a new one"
+        declared = declares(reset)
         try:
-            report = await _admin(_sandbox(member)).reset()
+            report = await _admin(_sandbox(member)).reset(reset.timeout_s if declared else 0.0)
         except (SandboxUnreachable, SandboxError) as error:
             return await _post_mortem(member) or error.message
-        found = _sandbox(member).residue() if report.clean else report.reason or "it does not say why"
+        found = None if report.clean else report.reason or "it does not say why"
+        if report.clean and not declared:
+            found = _sandbox(member).residue()
         if found is not None and member.keep_unclean:
             raise Unclean(f"member {member.id}: {found}")
         return found
@@ -193,10 +200,12 @@ class SandboxdRunner(ABC):
         sandbox = await self._plan(spec, member_id)
         token = secrets.token_urlsafe(32)
         config = {"adminToken": token, "incarnation": incarnation} | self._config(sandbox)
+        if declares(spec.reset):
+            config["reset"] = _reset(spec.reset)
         try:
             await sandbox.launch(json.dumps(config).encode() + b"\n")
             sandbox.admin = KeptAdmin(sandbox.address, token)
-            await sandbox.admin.open().health()
+            await self._ready(sandbox, READY_S + spec.reset.timeout_s)
         except BaseException as error:
             reason = sandbox.last_words() or str(error) or type(error).__name__
             await through_cancellation(_remove(sandbox))
@@ -204,6 +213,16 @@ class SandboxdRunner(ABC):
                 raise StartFailed(f"member {member_id}: {reason}", reason=reason) from error
             raise
         return Member(member_id, spec, incarnation, sandbox.address, admin_token=token, handle=sandbox)
+
+    async def _ready(self, sandbox: Sandbox, seconds: float) -> None:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    await _admin(sandbox).health()
+                    return
+                except SandboxUnreachable:
+                    if await sandbox.dies_within(0):
+                        raise
 
     def _own(self) -> OwnerDir:
         try:
@@ -221,6 +240,26 @@ class SandboxdRunner(ABC):
         if not isinstance(spec, ContainerSpec):
             raise StartFailed(f"kind: {spec.kind} is not served by {self.name}, only container")
         return spec
+
+
+def declares(reset: ResetSpec) -> bool:
+    """Whether the daemon resets by what a spec declares, and then answers for everything that can be written.
+
+    Without, ``auto`` is ``overlay``: a new sandbox costs most here, and to drop what was written is one.
+    """
+    return reset.method in ("paths", "git", "command") or (
+        reset.method == "auto" and bool(reset.paths or reset.git or reset.command)
+    )
+
+
+def _reset(reset: ResetSpec) -> dict[str, object]:
+    return {
+        "method": reset.method,
+        "paths": list(reset.paths),
+        "git": reset.git or "",
+        "command": list(reset.command),
+        "timeoutSeconds": reset.timeout_s,
+    }
 
 
 async def _post_mortem(member: Member) -> str | None:

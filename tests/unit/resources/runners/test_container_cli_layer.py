@@ -100,7 +100,20 @@ def test_place_is_named_as_the_container_knows_it(tree: Path) -> None:
     trees = [Tree(str(tree / "etc"), "/data"), Tree(str(tree), "")]
     before = stamps(trees)
     (tree / "etc/deep/new").touch()
-    assert difference(before, trees) == "/data/deep was written"
+    assert difference(before, trees) == "/data/deep/new was written"
+
+
+def test_what_was_written_first_is_named_by_its_own_path(tree: Path) -> None:
+    trees = [Tree(str(tree), "")]
+    before = stamps(trees)
+    (tree / "etc/x").touch()
+    (tree / "a").touch()
+    (tree / "z").touch()
+    assert difference(before, trees) == "/a was written"
+    (tree / "etc/x").unlink()
+    (tree / "a").unlink()
+    (tree / "z").unlink()
+    assert difference(before, trees) == "/etc was written"
 
 
 def test_one_file_can_be_watched(tree: Path) -> None:
@@ -129,7 +142,9 @@ def test_too_much_at_the_start_is_an_error(tree: Path, monkeypatch: pytest.Monke
 def test_what_cannot_be_read_later_is_a_difference(tree: Path) -> None:
     trees = [Tree(str(tree), "")]
     before = stamps(trees)
-    assert "cannot be read" in (difference(before, [Tree(str(tree / "gone"), "")]) or "")
+    assert "gone, which cannot be read, was written" in (
+        difference(before, [Tree(str(tree / "gone"), "")]) or ""
+    )
 
 
 # Scratch.
