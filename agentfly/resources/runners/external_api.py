@@ -38,7 +38,6 @@ STOP_S = 1.0  # for the last words to holders that were cut off
 
 @dataclass(slots=True)
 class _Hold:
-    owner: str
     expires: float
     bounds: set[asyncio.Timeout] = field(default_factory=set)  # of its requests
 
@@ -96,11 +95,11 @@ class Gateway:
         self.drop()
         await self._life.aclose()
 
-    def hold(self, owner: str, token: str, expires: float) -> None:
+    def hold(self, token: str, expires: float) -> None:
         """Admit a token until then. Expired ones are forgotten."""
         now = asyncio.get_running_loop().time()
         self._holds = {each: hold for each, hold in self._holds.items() if hold.expires > now or hold.bounds}
-        self._holds.setdefault(token, _Hold(owner, expires)).until(expires)
+        self._holds.setdefault(token, _Hold(expires)).until(expires)
 
     def drop(self) -> None:
         """Admit nobody any more."""
@@ -175,7 +174,7 @@ class ExternalAPIRunner:
         gateway = _gateway(member)
         if not gateway.alive:
             raise Infra(f"member {member.id}: was stopped")
-        gateway.hold(owner, token, asyncio.get_running_loop().time() + ttl_s)
+        gateway.hold(token, asyncio.get_running_loop().time() + ttl_s)
 
     async def reset(self, member: Member) -> Member | None:
         """See ``Runner.reset``. A gateway keeps nothing of its holders but their leases, which end."""
