@@ -205,7 +205,10 @@ async def test_no_archive_leads_outside(leased: Box, secret: Path) -> None:
 
 RAW = """
 import socket
-for kind in ((2, 3, 1), (2, 3, 255), (10, 3, 58), (17, 3, 0x300), (17, 2, 0x300), (40, 1, 0)):
+raw = (2, 3, 1), (2, 3, 255), (10, 3, 58), (17, 3, 0x300), (17, 2, 0x300), (40, 1, 0)
+# SCTP, DCCP by its number and by its type alone, L2TP, netfilter, crypto, generic netlink
+module = (2, 1, 132), (10, 5, 132), (2, 6, 33), (2, 6, 0), (2, 2, 115), (16, 3, 12), (16, 3, 21), (16, 3, 16)
+for kind in raw + module:
     try:
         socket.socket(*kind)
         print("socket", kind)
@@ -221,7 +224,7 @@ for option in ((0, 19), (1, 36), (6, 19), (1, 33)):  # transparent, mark, repair
 
 
 @pytest.mark.parametrize("network", [False, True])
-async def test_raw_sockets_are_refused(runner: BubblewrapRunner, network: bool) -> None:
+async def test_raw_sockets_and_those_of_modules_are_refused(runner: BubblewrapRunner, network: bool) -> None:
     async with box(runner, ContainerSpec(network=network)) as made:
         assert await made.sh("cat > attack.py; python3 attack.py", stdin=RAW) == ""
 

@@ -6,8 +6,9 @@ Guarantees:
 2. Calls that widen the kernel's attack surface and that no tool needs (bpf, perf events, userfaultfd,
    io_uring, fanotify, the kernel log) are refused with EPERM; programs fall back. So is the older
    asynchronous I/O, of which the whole machine has only so much.
-3. Sockets are those of a network namespace: unix, IPv4, IPv6 and netlink. Others lead out of the sandbox
-   (vsock, to the machine's host) or make the kernel load a module.
+3. Sockets are those of a network namespace: unix, the usual protocols over IPv4 and IPv6, and the netlink
+   that tools list addresses and sockets with. Others lead out of the sandbox (vsock, to the machine's host),
+   or make the kernel load a module for anybody who asks.
 4. Scheduling and limits are a process's own to change: the daemon is one of the same user, and could be
    starved, or left without memory or descriptors.
 5. Calls of another architecture or of the x32 table are refused too: their numbers mean something else.
@@ -18,12 +19,18 @@ import platform
 import struct
 from collections.abc import Sequence
 
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
-_FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
+_FAMILIES = {1: "allow", 2: "type", 10: "type", 16: "netlink"}
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, each with the block that decides further."""
+_TYPE, _OTHER_TYPES = 0xF, 4
+"""The bits of a socket's type without its flags; streams, datagrams and raw lie below the others."""
+_INTERNET = (0, 1, 6, 17, 58, 262)
+"""The usual one, ICMP, TCP, UDP, ICMPv6, MPTCP."""
+_NETLINK = (0, 4, 15)
+"""Addresses and routes, lists of sockets, events of devices."""
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # (call, its numbers in the order of _AUDIT, the block of the program that decides about it)
@@ -78,8 +85,19 @@ def _blocks(machine: str) -> list[tuple[str, list[_Step]]]:
             "family",
             [
                 _argument(0),
-                *((_JUMP_EQUAL, family, "allow", "") for family in _FAMILIES),
+                *((_JUMP_EQUAL, family, label, "") for family, label in _FAMILIES.items()),
                 (_RETURN, _ERRNO | errno.EAFNOSUPPORT, "", ""),
+            ],
+        ),
+        ("type", [_argument(1), (_AND, _TYPE, "", ""), (_JUMP_GREATER_EQUAL, _OTHER_TYPES, "none", "")]),
+        ("internet", [_argument(2), *((_JUMP_EQUAL, protocol, "allow", "") for protocol in _INTERNET)]),
+        ("none", [(_RETURN, _ERRNO | errno.EPROTONOSUPPORT, "", "")]),
+        (
+            "netlink",
+            [
+                _argument(2),
+                *((_JUMP_EQUAL, protocol, "allow", "") for protocol in _NETLINK),
+                (_RETURN, _ERRNO | errno.EPROTONOSUPPORT, "", ""),
             ],
         ),
         # (which, who): of processes, groups or users; the caller's own is process 0.

@@ -178,6 +178,8 @@ def verdict(code: bytes, architecture: int, number: int, *arguments: int) -> int
         at += 1
         if operation == 0x20:
             (accumulator,) = struct.unpack_from("=I", data, value)
+        elif operation == 0x54:
+            accumulator &= value
         elif operation == 0x06:
             return int(value)
         else:
@@ -211,6 +213,24 @@ def test_filter_knows_the_families_of_a_network_namespace(machine: str, socket: 
     refused = verdict(code, REFUSED[machine][0], socket, family) == 0x00050000 | errno.EAFNOSUPPORT
     assert refused is (family not in (1, 2, 10, 16))
     assert verdict(code, REFUSED[machine][0], socket, 1) == 0x7FFF0000
+
+
+CLOSE_ON_EXEC, NONBLOCK = 0o2000000, 0o4000
+
+
+@pytest.mark.parametrize(
+    ("family", "protocols"), [(2, {0, 1, 6, 17, 58, 262}), (10, {0, 1, 6, 17, 58, 262}), (16, {0, 4, 15})]
+)
+@given(kind=st.integers(1, 10), protocol=st.integers(0, 300))
+def test_filter_knows_the_protocols_that_need_no_module(
+    family: int, protocols: set[int], kind: int, protocol: int
+) -> None:
+    code = seccomp.program("x86_64")
+    assert code is not None
+    flagged = kind | CLOSE_ON_EXEC | NONBLOCK
+    wanted = protocol in protocols and (family == 16 or kind < 4)
+    told = verdict(code, REFUSED["x86_64"][0], 41, family, flagged, protocol)
+    assert told == (0x7FFF0000 if wanted else 0x00050000 | errno.EPROTONOSUPPORT)
 
 
 OWN = {
