@@ -39,7 +39,9 @@ def examples(count: int) -> settings:
         derandomize=True,
         deadline=None,
         database=None,
-        phases=[Phase.generate],  # five steps can be read as they are, and a smaller one takes minutes to find
+        phases=[
+            Phase.generate
+        ],  # five steps can be read as they are, and a smaller one takes minutes to find
         suppress_health_check=list(HealthCheck),
     )
 
@@ -66,15 +68,15 @@ class Tenancy:
         seen: dict[str, Any] = json.loads(result.stdout)
         return seen
 
-    def next(self) -> None:
-        """Be the next holder."""
+    def next(self) -> bool:
+        """Be the next holder; whether there is something to compare."""
         raise NotImplementedError
 
     def property(self, sequence: list[Any]) -> None:
         self.leave(sequence)
-        self.next()
-        found = differences(self.pristine, self.seen())
-        assert not found, "\n".join(found)
+        if self.next():
+            found = differences(self.pristine, self.seen())
+            assert not found, "\n".join(found)
 
 
 class OfBubblewrap(Tenancy):
@@ -91,12 +93,13 @@ class OfBubblewrap(Tenancy):
         loop.run(runner.lease(member, "first", 0, TOKEN, 600))
         self.pristine = self.seen()
 
-    def next(self) -> None:
+    def next(self) -> bool:
         address = self.box.member.address
         self.loop.run(self.box.next_lease())
         self.client = self.box.client
         self.kept += address == self.box.member.address
         self.replaced += address != self.box.member.address
+        return True
 
     def close(self) -> None:
         self.loop.run(self.box.client.close())
@@ -135,16 +138,17 @@ class OfContainer(Tenancy):
     def lease(self) -> None:
         self.loop.run(self.admin.lease("tenant", 0, TOKEN, 600))
 
-    def next(self) -> None:
+    def next(self) -> bool:
         report = self.loop.run(self.admin.reset(30))
         if report.clean:
             self.kept += 1
             self.lease()
-            return
+            return True
         self.replaced += 1
         self.reasons.append(str(report.reason))
         self.close()
         self.start()
+        return False
 
     def close(self) -> None:
         self.loop.run(self.client.close())
@@ -278,6 +282,7 @@ def by_paths(loop: asyncio.Runner, project: Path, daemon: Path) -> Iterator[OfCo
     made = OfContainer(loop, project, daemon, reset, (*DECLARED, *EMPTIED))
     yield made
     made.close()
+    assert made.kept > made.replaced, made.reasons  # what is always replaced proves nothing
 
 
 @pytest.fixture(scope="module")
@@ -286,15 +291,16 @@ def by_git(loop: asyncio.Runner, project: Path, daemon: Path) -> Iterator[OfCont
     made = OfContainer(loop, project, daemon, reset, ("/workspace", *EMPTIED))
     yield made
     made.close()
+    assert made.kept > made.replaced, made.reasons
 
 
-@examples(50)
-@given(sequence=sequences([*IN_DECLARED, "/workspace", "/home/dev", "/"], DECLARED_FILES))
+@examples(40)
+@given(sequence=sequences([*IN_DECLARED, "/workspace", "/home/dev"], DECLARED_FILES))
 def test_nothing_of_a_holder_is_left_in_declared_folders(by_paths: OfContainer, sequence: list[Any]) -> None:
     by_paths.property(sequence)
 
 
-@examples(50)
-@given(sequence=sequences([*IN_DECLARED, "/workspace", "/"], DECLARED_FILES))
+@examples(40)
+@given(sequence=sequences([*IN_DECLARED, "/workspace"], DECLARED_FILES))
 def test_nothing_of_a_holder_is_left_in_a_repository(by_git: OfContainer, sequence: list[Any]) -> None:
     by_git.property(sequence)

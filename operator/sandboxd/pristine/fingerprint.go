@@ -108,6 +108,15 @@ func openQuietly(path string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+func readQuietly(path string) ([]byte, error) {
+	file, err := openQuietly(path, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(file)
+}
+
 // errSkip makes walk leave a folder out.
 var errSkip = errors.New("skip")
 

@@ -56,7 +56,7 @@ func newRepository(path string, scratch []string, run Run) (*repository, error) 
 		if !keeps(name, t.want[name]) {
 			continue
 		}
-		content, err := os.ReadFile(join(path, name))
+		content, err := readQuietly(join(path, name))
 		if err != nil {
 			return nil, fmt.Errorf("reset.git: %w", err)
 		}

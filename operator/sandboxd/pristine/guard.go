@@ -110,7 +110,7 @@ func (g *guard) addLoose(path string, size int64) error {
 	if err != nil {
 		return err
 	}
-	content, err := os.ReadFile(path)
+	content, err := readQuietly(path)
 	g.loose[path] = looseFile{e, content}
 	return err
 }
