@@ -57,6 +57,7 @@ def test_the_pool_of_the_policy_has_its_replicas_for_the_whole_run():
         "max_num_seqs": 32,
         "dtype": "bfloat16",
         "tensor_parallel": 2,
+        "pipeline_parallel": 1,
         "gpus": 2,
         "args": ("--seed=1",),
     }
