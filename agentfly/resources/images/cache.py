@@ -76,20 +76,28 @@ class ImageCache:
         Raises:
             ResourceError: it cannot be read, is damaged, does not fit, or is another one than it must be.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+            return self._hold(reference, check, digest)
+        except OSError as error:
+            hints = ["make room there, or set XDG_CACHE_HOME to a folder on a local disk"]
+            raise ResourceError(
+                f"image: {reference}: cannot be kept in {self.folder}: {error}", hints=hints
+            ) from error
+
+    def _hold(self, reference: Reference, check: Callable[[], None], digest: str | None) -> Image:
         seen = self._seen(reference)
         known = digest or seen.digest()
         if known and (image := self._take(known)):
             return image
-        budget = Budget(self.limit, check)
-        with opened(reference, self.folder, budget) as source:
+        with opened(reference, self.folder, Budget(self.limit, check)) as source:
             if digest not in (None, source.digest):
                 raise ResourceError(
                     f"image: {reference} is now {source.digest}, and was {digest} when it was first used",
                     hints=["start anew to use the new one"],
                 )
-            image = self._take(source.digest) or self._make(source, budget)
+            image = self._take(source.digest) or self._make(source, Budget(self.limit, check))
         seen.remember(image.digest)
         return image
 

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 UNPACK_S = 900.0
 """A few GiB through Python on a busy disk; another process may have begun, and failed, before."""
+AT_ONCE = 2
+"""Images unpacked at the same time: more only take the interpreter from each other, and from leases."""
 
 
 @dataclass(eq=False)
@@ -42,7 +45,7 @@ class _Use:
     """One image that is in use, or being got."""
 
     reference: Reference
-    task: "asyncio.Task[Image]"
+    work: "Future[Image]"
     unwanted: threading.Event
     users: int = 0
 
@@ -56,6 +59,7 @@ class ImageHolds:
 
     def __init__(self, cache: ImageCache | None) -> None:
         self._cache = cache
+        self._threads = ThreadPoolExecutor(AT_ONCE, "image")
         self._uses: dict[str, _Use] = {}
         self._digests: dict[str, str] = {}
 
@@ -81,15 +85,15 @@ class ImageHolds:
         use = self._uses.get(str(reference))
         if use is None:
             unwanted = threading.Event()
-            task = asyncio.create_task(self._hold(self._cache, reference, unwanted))
-            use = self._uses[str(reference)] = _Use(reference, task, unwanted)
+            work = self._threads.submit(self._hold, self._cache, reference, unwanted)
+            use = self._uses[str(reference)] = _Use(reference, work, unwanted)
         use.users += 1
         try:
-            found = await asyncio.shield(use.task)
+            found = await asyncio.shield(asyncio.wrap_future(use.work))
         except BaseException:
             self._leave(use)
             if use.users == 0:
-                await asyncio.wait([use.task])
+                await _end_of(use.work)
             raise
         return ImageRoot(found.root, found.env, use)
 
@@ -100,10 +104,11 @@ class ImageHolds:
 
     async def close(self) -> None:
         """End all work. Give back every root first."""
-        for use in list(self._uses.values()):
+        uses = list(self._uses.values())
+        for use in uses:
             use.unwanted.set()
-        if working := [use.task for use in self._uses.values() if not use.task.done()]:
-            await asyncio.wait(working)
+        for use in uses:
+            await _end_of(use.work)
 
     def _leave(self, use: _Use) -> None:
         use.users -= 1
@@ -112,12 +117,10 @@ class ImageHolds:
         if self._uses.get(str(use.reference)) is use:
             del self._uses[str(use.reference)]
         use.unwanted.set()
-        if use.task.done():
-            _release(use.task)
-        else:
-            use.task.add_done_callback(_release)
+        use.work.cancel()  # if it has not begun
+        use.work.add_done_callback(_release)
 
-    async def _hold(self, cache: ImageCache, reference: Reference, unwanted: threading.Event) -> Image:
+    def _hold(self, cache: ImageCache, reference: Reference, unwanted: threading.Event) -> Image:
         deadline = time.monotonic() + UNPACK_S
 
         def check() -> None:
@@ -127,12 +130,19 @@ class ImageHolds:
                 raise ResourceError(f"image: {reference}: was not unpacked in {UNPACK_S:g} s")
 
         name = str(reference)
-        image = await asyncio.to_thread(cache.hold, reference, check, self._digests.get(name))
+        image = cache.hold(reference, check, self._digests.get(name))
         self._digests[name] = image.digest
         logger.info("image %s is %s, in %s", name, image.digest, image.root)
         return image
 
 
-def _release(task: "asyncio.Task[Image]") -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().release()
+async def _end_of(work: "Future[Image]") -> None:
+    future = asyncio.wrap_future(work)
+    await asyncio.wait([future])
+    if not future.cancelled():
+        future.exception()  # somebody else was told
+
+
+def _release(work: "Future[Image]") -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().release()

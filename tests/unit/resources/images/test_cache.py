@@ -1,5 +1,6 @@
 """Images on disk: made once, kept, evicted; the numbers are those of the module's guarantees."""
 
+import gzip
 import os
 import signal
 import stat
@@ -293,6 +294,19 @@ def test_eviction_and_use_at_once_never_take_an_image_from_its_user(held, tmp_pa
     assert wrong == []
     assert not list(held.folder.glob("*.part"))
     assert held.cache.usage()[1] <= LIMIT
+
+
+def test_a_compressed_archive_has_the_limit_twice_once_as_it_is_and_once_unpacked(held, tmp_path):
+    path = docker_archive(tmp_path / "i.tar", tar(file("a", os.urandom(40 << 15))))
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert Path(held.hold(Reference("docker-archive", str(path))).root, "a").stat().st_size == 40 << 15
+
+
+def test_a_cache_that_cannot_be_written_says_so(held, tmp_path):
+    (tmp_path / "images").write_text("")
+    with pytest.raises(ResourceError, match=f"t.tar: cannot be kept in {tmp_path}/images: ") as caught:
+        held.hold(tarball(tmp_path / "t.tar"))
+    assert "XDG_CACHE_HOME" in caught.value.hints[0]
 
 
 # 3. files that have not changed

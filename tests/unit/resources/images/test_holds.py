@@ -177,6 +177,24 @@ async def test_an_image_that_comes_too_late_is_let_go(cache, image, monkeypatch)
     assert not in_use(cache)
 
 
+async def test_work_that_has_not_begun_does_not_hold_up_a_cancel(cache, image, gate, tmp_path, monkeypatch):
+    monkeypatch.setattr("agentfly.resources.images.holds.AT_ONCE", 1)
+    holds = ImageHolds(cache)
+    first = asyncio.create_task(holds.take(image))
+    await gate.has_begun()
+    (tmp_path / "t.tar").write_bytes(tar(file("b")))
+    second = asyncio.create_task(holds.take(f"tar:{tmp_path}/t.tar"))
+    await asyncio.sleep(0)
+    second.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait([second])
+    assert second.cancelled()
+    assert not first.done()
+    gate.open.set()
+    holds.give_back(await first)
+    assert gate.count == 1
+
+
 async def test_close_ends_the_work(cache, image, gate):
     holds = ImageHolds(cache)
     start = asyncio.create_task(holds.take(image))
