@@ -26,9 +26,10 @@ SHORT_S = 5.0
 """Health and lease calls do no work in the daemon."""
 PIECEWISE_BYTES = 1 << 16
 """A larger body is sent in pieces, so that others get their turn on the event loop."""
-_NO_ANSWER = ("Cancelled", "Forgotten")
+_ANSWERLESS = ("Cancelled", "Forgotten")
 """The daemon's words for a command that has run, and whose answer there is not."""
 _BROKEN = (aiohttp.ClientError, ConnectionError)
+_NO_ANSWER = (*_BROKEN, TimeoutError)
 
 
 class Connection:
@@ -100,14 +101,17 @@ class Connection:
         limit: int | None = None,
     ) -> bytes:
         """Like ``call``, with bytes both ways; an answer of more than ``limit`` bytes is ``TooLarge``."""
-        headers = {"Idempotency-Key": key} if key else {}
-        async with self._mapped(f"{method} {path}", deadline):
-            try:
+        headers = self._headers if not key else {**self._headers, "Idempotency-Key": key}
+        try:
+            async with asyncio.timeout(deadline):
+                try:
+                    return await self._once(method, path, content, query, headers, limit)
+                except _BROKEN:
+                    if not repeat:
+                        raise
                 return await self._once(method, path, content, query, headers, limit)
-            except _BROKEN:
-                if not repeat:
-                    raise
-            return await self._once(method, path, content, query, headers, limit)
+        except _NO_ANSWER as error:
+            raise self._unreachable(f"{method} {path}", deadline, error) from error
 
     async def _once(
         self,
@@ -119,46 +123,49 @@ class Connection:
         limit: int | None,
     ) -> bytes:
         data = content if len(content) <= PIECEWISE_BYTES else io.BytesIO(content)
-        async with self._request(method, path, params=query, headers=headers, data=data or None) as answer:
+        url = self.endpoint.base_url + path
+        async with self._open().request(
+            method, url, params=query, headers=headers, data=data or None
+        ) as answer:
             if limit is not None and (answer.content_length or 0) > limit:
                 raise too_large(f"{method} {path}: an answer of {answer.content_length} bytes", limit)
-            return await answer.read()
+            received = await answer.read()
+        if answer.status != 200:
+            raise self._refused(answer.status, received)
+        return received
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, method: str, path: str, *, deadline: float, **options: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        deadline: float,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and hand out the answer's body unread. ``options`` are those of aiohttp."""
-        async with (
-            self._mapped(f"{method} {path}", deadline),
-            self._request(method, path, **options) as answer,
-        ):
-            yield answer
-
-    @contextlib.asynccontextmanager
-    async def _mapped(self, what: str, deadline: float) -> AsyncIterator[None]:
+        url = self.endpoint.base_url + path
+        everything = {**self._headers, **(headers or {})}
         try:
-            async with asyncio.timeout(deadline):
-                yield
-        except TimeoutError as error:
-            raise SandboxUnreachable(
-                f"sandbox {self.endpoint.address}: {what} had no answer in {deadline:g} s"
-            ) from error
-        except _BROKEN as error:
-            raise SandboxUnreachable(
-                f"sandbox {self.endpoint.address}: {what} failed: {error or type(error).__name__}"
-            ) from error
+            async with (
+                asyncio.timeout(deadline),
+                self._open().request(method, url, headers=everything, **options) as answer,
+            ):
+                if answer.status != 200:
+                    raise self._refused(answer.status, await answer.read())
+                yield answer
+        except _NO_ANSWER as error:
+            raise self._unreachable(f"{method} {path}", deadline, error) from error
 
-    @contextlib.asynccontextmanager
-    async def _request(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        async with self._open().request(
-            method, self.endpoint.base_url + path, headers={**self._headers, **(headers or {})}, **options
-        ) as answer:
-            if answer.status != 200:
-                raise self._refused(answer.status, await answer.read())
-            yield answer
+    def _unreachable(self, what: str, deadline: float, error: Exception) -> SandboxUnreachable:
+        if isinstance(error, TimeoutError):
+            return SandboxUnreachable(
+                f"sandbox {self.endpoint.address}: {what} had no answer in {deadline:g} s"
+            )
+        return SandboxUnreachable(
+            f"sandbox {self.endpoint.address}: {what} failed: {error or type(error).__name__}"
+        )
 
     def _refused(self, status: int, received: bytes) -> SandboxError | SandboxLeaseLost | SandboxUnreachable:
         try:
@@ -169,7 +176,7 @@ class Connection:
         text, address = printable(f"{message} ({status} {code})"), self.endpoint.address
         if code == "LeaseLost":
             return SandboxLeaseLost(f"sandbox {address}: {text}")
-        if code in _NO_ANSWER:
+        if code in _ANSWERLESS:
             return SandboxUnreachable(f"sandbox {address}: {text}")
         return SandboxError(f"sandbox: {text}", code=code, address=address)
 
@@ -177,9 +184,15 @@ class Connection:
         if self._session is None:
             path = self.endpoint.socket_path
             connector = aiohttp.TCPConnector() if path is None else aiohttp.UnixConnector(path)
-            # The deadline of each request is ours; the proxy settings of the machine are not for sandboxes.
+            # The deadline of each request is ours; the proxy settings of the machine are not for sandboxes;
+            # nothing here needs what a browser does.
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None), trust_env=False
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+                auto_decompress=False,
             )
         return self._session
 

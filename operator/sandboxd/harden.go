@@ -79,7 +79,7 @@ func closeInherited(fd int, keep []int) {
 
 // primeThreads makes the runtime own n idle threads, which it keeps.
 func primeThreads(n int) {
-	runtime.GOMAXPROCS(2) // requests are short; more would only be more threads
+	runtime.GOMAXPROCS(1) // requests are short; more would only be more threads, which wake each other
 	var ready, done sync.WaitGroup
 	release := make(chan struct{})
 	ready.Add(n)
@@ -132,11 +132,12 @@ func (c counter) read() int {
 	if c.file == nil {
 		return 0
 	}
-	content, err := io.ReadAll(io.NewSectionReader(c.file, 0, 4096))
-	if err != nil {
+	var content [1024]byte
+	n, err := c.file.ReadAt(content[:], 0)
+	if err != nil && err != io.EOF {
 		return 0
 	}
-	for line := range strings.Lines(string(content)) {
+	for line := range strings.Lines(string(content[:n])) {
 		if number, found := strings.CutPrefix(line, "oom_kill "); found {
 			n, _ := strconv.Atoi(strings.TrimSpace(number))
 			return n

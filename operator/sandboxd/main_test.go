@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +23,8 @@ import (
 const (
 	asPid1    = "SANDBOXD_TEST_PID1" // its value is an address to listen on, or inherited
 	inherited = "fd"
+	rootOf    = "SANDBOXD_TEST_ROOT" // an empty folder
+	scratchOf = "SANDBOXD_TEST_SCRATCH"
 )
 
 // TestMain runs the daemon instead of the tests when the test binary was started as PID 1: so the
@@ -35,19 +38,40 @@ func TestMain(m *testing.M) {
 	if listen == inherited {
 		fd, listen = 3, ""
 	}
-	// What others mount on this machine meanwhile must not arrive here.
-	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		fmt.Fprintln(os.Stderr, "mount /:", err)
-		os.Exit(1)
-	}
-	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
-		fmt.Fprintln(os.Stderr, "mount /proc:", err)
+	if err := enterRoot(os.Getenv(rootOf), os.Getenv(scratchOf)); err != nil {
+		fmt.Fprintln(os.Stderr, "root:", err)
 		os.Exit(1)
 	}
 	if err := run(fd, listen, "", -1); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// enterRoot makes a folder the root, with this machine's programs in it but without most of its mounts: others
+// come and go meanwhile, and the daemon would find that its mount table has changed.
+func enterRoot(root, scratch string) error {
+	for _, folder := range []string{"/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc", "/dev", scratch} {
+		if target, err := os.Readlink(folder); err == nil {
+			if err := os.Symlink(target, root+folder); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := os.MkdirAll(root+folder, 0o755); err != nil {
+			return err
+		}
+		if err := syscall.Mount(folder, root+folder, "", syscall.MS_BIND|syscall.MS_REC, ""); err != nil {
+			return fmt.Errorf("%s: %w", folder, err)
+		}
+	}
+	if err := os.Mkdir(root+"/proc", 0o755); err != nil {
+		return err
+	}
+	if err := syscall.Mount("proc", root+"/proc", "proc", 0, ""); err != nil {
+		return err
+	}
+	return errors.Join(syscall.Chroot(root), os.Chdir("/"))
 }
 
 type daemon struct {
@@ -80,7 +104,7 @@ func launchDaemon(t *testing.T, listen string, users int, files []*os.File, netw
 	t.Helper()
 	d := &daemon{scratch: t.TempDir()}
 	d.command = exec.Command("/proc/self/exe")
-	d.command.Env = append(os.Environ(), asPid1+"="+listen)
+	d.command.Env = append(os.Environ(), asPid1+"="+listen, rootOf+"="+t.TempDir(), scratchOf+"="+d.scratch)
 	d.command.ExtraFiles = files
 	d.command.Stderr = &d.stderr
 	d.command.SysProcAttr = &syscall.SysProcAttr{
@@ -101,16 +125,17 @@ func launchDaemon(t *testing.T, listen string, users int, files []*os.File, netw
 		t.Fatal(err)
 	}
 	d.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (made net.Conn, err error) {
-			for range 500 { // until it listens
-				if made, err = (&net.Dialer{}).DialContext(ctx, network, address); err == nil {
-					return made, nil
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
-			return nil, err
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, address)
 		}}}
 	t.Cleanup(func() { d.end(t) })
+	eventually(t, "listens", func() bool {
+		conn, err := net.Dial(network, address)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
 	return d
 }
 
@@ -213,7 +238,7 @@ func TestCancelKillsTheWholeGroup(t *testing.T) {
 		t.Fatal(answer, err)
 	}
 	answer.Body.Close()
-	left := d.call(t, "/exec", "t", `{"command":"while cat /proc/[0-9]*/comm | grep -q sleep; do read wait < /dev/null; done"}`)
+	left := d.call(t, "/exec", "t", `{"command":"while cat /proc/[0-9]*/comm | grep -q sleep; do :; done"}`)
 	if left["exitCode"] != 0.0 {
 		t.Error(left)
 	}

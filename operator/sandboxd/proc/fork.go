@@ -38,7 +38,8 @@ type launch struct {
 	// memory, in it.
 	failurePipe uintptr
 	errno       syscall.Errno
-	victim      bool // it has made itself one, see victimScore
+	score       bool // it is to make itself a victim, see victimScore,
+	victim      bool // and has
 }
 
 // action is the kernel's struct sigaction, larger than on any architecture; its zero is SIG_DFL.
@@ -104,7 +105,9 @@ func (l *launch) child(mask *uint64) {
 		pid, _, _ := syscall.RawSyscall(syscall.SYS_GETPID, 0, 0, 0)
 		syscall.RawSyscall(syscall.SYS_KILL, pid, uintptr(syscall.SIGKILL), 0)
 	}
-	l.becomeVictim()
+	if l.score {
+		l.becomeVictim()
+	}
 	l.errno = l.exec()
 	if l.failurePipe != 0 {
 		syscall.RawSyscall(syscall.SYS_WRITE, l.failurePipe, uintptr(unsafe.Pointer(&l.errno)), unsafe.Sizeof(l.errno))

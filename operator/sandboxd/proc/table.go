@@ -48,6 +48,7 @@ type child struct {
 // Table is the set of processes that the daemon starts, and has not reaped yet.
 type Table struct {
 	quick chan struct{} // held by a start that waits for its exec
+	score bool          // whether /proc can be written, where victimScore goes
 
 	mu       sync.Mutex // guards what follows
 	open     bool
@@ -56,7 +57,10 @@ type Table struct {
 
 // NewTable returns an empty, closed table.
 func NewTable() *Table {
-	return &Table{children: map[*child]struct{}{}, quick: make(chan struct{}, quickStarts)}
+	const writable = 2 // W_OK
+	err := syscall.Access("/proc/self/oom_score_adj", writable)
+	return &Table{children: map[*child]struct{}{}, quick: make(chan struct{}, quickStarts),
+		score: !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOENT)}
 }
 
 // Open allows starts; it is called when a lease is taken.
@@ -68,6 +72,7 @@ func (t *Table) Open() {
 
 // start returns once the child runs its command, has failed to, or, forked, is on its way there.
 func (t *Table) start(ctx context.Context, c *child) error {
+	c.score = t.score
 	if err := t.register(ctx, c); err != nil {
 		return err
 	}
@@ -91,7 +96,7 @@ func (t *Table) start(ctx context.Context, c *child) error {
 	if atomic.LoadUint32(&c.killed) != 0 { // before the kernel had told its pid, perhaps
 		t.kill(c)
 	}
-	if !c.victim { // it may lack the right before its exec
+	if t.score && !c.victim { // it may lack the right before its exec
 		_ = os.WriteFile("/proc/"+strconv.Itoa(int(c.pid))+"/oom_score_adj", victimScore, 0)
 	}
 	return nil
