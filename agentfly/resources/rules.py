@@ -70,14 +70,21 @@ class PoolRules(PoolState):
         yield from self._expire(now)
         yield from self._retire(now)
         yield from self._shrink(now)
-        if self.shared:
-            outlook = yield from self._serve_shared(now)
+        if self.spec.per_image:
+            # What is stopped or granted for one image changes whose turn it is for another.
+            while actions := list(self._balance(now)):
+                yield from actions
         else:
-            outlook = yield from self._serve(now)
+            yield from self._balance(now)
+        yield from self._probe(now)
+
+    def _balance(self, now: float) -> Iterator[Action]:
+        serve = self._serve_shared if self.shared else self._serve
+        outlook = yield from serve(now)
+        yield from self._give_up(outlook)
         yield from self._make_room(outlook, now)
         yield from self._start(outlook, now)
         yield from self._trim(outlook, now)
-        yield from self._probe(now)
 
     def _expire(self, now: float) -> Iterator[Action]:
         for number in self._ends.due(now):
@@ -175,9 +182,12 @@ class PoolRules(PoolState):
             if free.get(image, 0) > 0:
                 free[image] -= 1
                 served.append(ticket)
+            elif not outlook.coming.get(image) and self._startable(image, now, outlook) <= 0:
+                order.pass_over(ticket, waits=False)  # whose image is broken holds nobody up
+                continue
             elif outlook.provide(image):
                 outlook.unmet.append(image)
-                order.pass_over(ticket, waits=self._may_start(image, now))
+                order.pass_over(ticket, waits=True)
                 if not hopes and len(outlook.unmet) >= museum:
                     break
                 continue
@@ -205,26 +215,44 @@ class PoolRules(PoolState):
 
     # Members.
 
+    def _give_up(self, outlook: Outlook) -> Iterator[Action]:
+        """Stop the starts that were begun for waiters who left, as far as nobody else needs them."""
+        ahead = self._ahead(outlook)
+        for member_id in list(reversed(self._abandoned)):
+            member = self._roster.members[member_id]
+            if self._spare(member.image, outlook, ahead) <= 0:
+                continue
+            if self._present() <= self.min:
+                self._start_over(member)  # it is one of those that are kept without anybody asking
+                continue
+            outlook.coming[member.image] -= 1
+            outlook.places += 1
+            yield self._stop(member, Reason.NOT_NEEDED)
+
     def _make_room(self, outlook: Outlook, now: float) -> Iterator[Action]:
         """Stop what stands in the way of waiters, and see to what comes after them."""
         permits = self._permits(now) - len(outlook.starts)
         for image in outlook.unmet:
-            if permits > 0 and self._may_start(image, now):
+            if permits > 0 and self._startable(image, now) > 0:
                 victim = self._surplus(outlook) or self._inmate() or self._least_needed()
                 if victim is None:
                     break
                 permits -= 1
                 yield self._stop(victim, victim.condemned or Reason.EVICTED)
-        lacking = self.min - self._present() - len(outlook.starts)
-        outlook.begin("", lacking)
         for image, target in self._ahead(outlook).items():
             lacking = target - len(self._roster.free(image)) - outlook.coming.get(image, 0)
-            for _ in range(lacking - outlook.begin(image, lacking)):
-                victim = self._surplus(outlook) if permits > 0 and self._may_start(image, now) else None
+            lacking = min(lacking, self._startable(image, now, outlook))
+            begun = outlook.begin(image, lacking)
+            permits -= begun
+            for _ in range(lacking - begun):
+                victim = self._surplus(outlook) if permits > 0 else None
                 if victim is None:
                     break
                 permits -= 1
                 yield self._stop(victim, Reason.EVICTED)
+        # Last, since what is started for others counts too.
+        lacking = self.min - self._present() - len(outlook.starts)
+        outlook.begin("", min(lacking, self._startable("", now, outlook)))
 
     def _ahead(self, outlook: Outlook) -> dict[str, int]:
         """How many of each image should be free or coming though nobody waits, as far as there is room."""
@@ -270,12 +298,19 @@ class PoolRules(PoolState):
         most = self.max if self.spec.max_starting is None else self.spec.max_starting
         return most - self.count(State.STARTING)
 
-    def _may_start(self, image: str, now: float) -> bool:
-        """True unless starts of this image fail: then one at a time, after a pause, while no member lives."""
+    def _startable(self, image: str, now: float, outlook: Outlook | None = None) -> int:
+        """How many starts of this image may begin beside those planned: any number unless they fail.
+
+        Then it is one at a time, after a pause, while no member of the image lives.
+        """
         if image not in self._growth.failures:
-            return True
-        trying = any(m.state is State.STARTING for m in self._roster.of_image(image).values())
-        return now >= self._growth.paused_until(image) and (not trying or self._alive(image))
+            return self.max
+        if now < self._growth.paused_until(image):
+            return 0
+        if self._alive(image):
+            return self.max
+        planned = [*outlook.starts, *outlook.unmet].count(image) if outlook else 0
+        return 1 - planned - sum(m.state is State.STARTING for m in self._roster.of_image(image).values())
 
     def _start(self, outlook: Outlook, now: float) -> Iterator[Action]:
         causes: dict[str, list[int]] = {}
@@ -286,17 +321,12 @@ class PoolRules(PoolState):
         for image in outlook.starts:
             if len(self._roster) >= self.max or self._permits(now) <= 0:
                 return
-            if self._may_start(image, now):
+            if self._startable(image, now) > 0:
                 waiters = causes.get(image)
                 yield self._begin(image, waiters.pop() if waiters else None, now)
 
     def _trim(self, outlook: Outlook, now: float) -> Iterator[Action]:
         ahead = self._ahead(outlook)
-        for member_id in list(reversed(self._abandoned)):
-            image = self._roster.members[member_id].image
-            if self._spare(image, outlook, ahead) > 0 and self._present() > self.min:
-                outlook.coming[image] -= 1
-                yield self._stop(self._roster.members[member_id], Reason.NOT_NEEDED)
         self._idles.due(now)
         for member in list(self._roster.state(State.FREE).values()):
             if now < member.since + IDLE_S or self._present() <= self.min:
@@ -336,7 +366,7 @@ class PoolRules(PoolState):
         return Stop(member.id, reason)
 
     def _start_over(self, member: MemberRecord) -> None:
-        """A start has ended, however it did: nobody waits for it any more."""
+        """The start is nobody's any more: it has ended, however it did, or goes on for the pool itself."""
         self._abandoned.pop(member.id, None)
         ticket = None if member.cause is None else self._tickets.get(member.cause)
         if ticket is not None and ticket.start == member.id:

@@ -1,0 +1,422 @@
+"""A shadow of a pool: it plays the engine, and knows only what was told and what was decided.
+
+Which members exist, which of them are verified, who holds what, who waits: from these it says what must hold.
+It never asks the pool. ``test_pool_machine`` lets hypothesis choose the events; all else about one follows
+from a number, since many choices a step would leave time for few runs.
+"""
+
+from random import Random
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agentfly.resources.actions import (
+    Action,
+    Grant,
+    Lost,
+    Probe,
+    Quarantine,
+    Reject,
+    Reset,
+    Start,
+    State,
+    Stop,
+)
+from agentfly.resources.errors import Saturated
+from agentfly.resources.growth import BACKOFF_MAX_S
+from agentfly.resources.pool import Pool
+from agentfly.resources.records import Roster
+from agentfly.resources.spec import ContainerSpec, PoolSpec
+
+SHARES = ("", "train", "verify")
+HEAVY, LIGHT = 1000.0, 10.0  # MiB, above and below the bound that some pools have
+MOSTLY = (True, True, True, False)
+NUMBERS = st.integers(0, 2**16)
+
+
+class PoolShadow(RuleBasedStateMachine):
+    """Events of an exclusive pool of one image; subclasses say what differs."""
+
+    shared = False
+    images: tuple[str, ...] = ("",)
+
+    @initialize(number=NUMBERS)
+    def begin(self, number):
+        self.spec = self.spec_of(Random(number))
+        self.pool = Pool(self.spec)
+        self.now = 0.0
+        self.ceiling = self.spec.max
+        self.failed_at = float("-inf")
+        self.starting: set[str] = set()
+        self.resetting: set[str] = set()
+        self.stopping: set[str] = set()
+        self.quarantined: set[str] = set()
+        self.alive: set[str] = set()
+        self.verified: set[str] = set()
+        self.dirty: set[str] = set()
+        self.image: dict[str, str] = {}
+        self.asked: dict[int, tuple[str, str]] = {}
+        self.waiting: list[int] = []
+        self.granted: dict[int, str] = {}
+        self.held: dict[int, str] = {}
+        self.cleaning: dict[int, str] = {}
+        self.settle()
+
+    def spec_of(self, luck: Random) -> PoolSpec:
+        most = luck.randint(1, 4)
+        some = most > 1 and not self.shared
+        return PoolSpec(
+            name="p",
+            resource=ContainerSpec(),
+            shared=self.shared,
+            per_image=self.images != ("",),
+            max=most,
+            min=luck.randint(0, min(2, most)),
+            buffer=luck.choice((0, 0, 1, 2)),
+            max_starting=luck.choice((None, None, 1)),
+            starts_per_s=luck.choice((None, None, 0.5)),
+            slots=luck.choice((None, 1, 2)) if self.shared else None,
+            lease_ttl_s=luck.choice((5.0, 1000.0)),
+            max_pending=luck.choice((2, 1024)),
+            weights=luck.choice(({}, {"train": 3.0})),
+            reserved=luck.choice(({}, {"verify": 1})) if some else {},
+            max_reuses=luck.choice((None, 0, 2)),
+            max_lifetime_s=luck.choice((None, 50.0)),
+            max_memory_mb=luck.choice((None, 100)),
+            quarantine=luck.randint(0, min(2, most - 1)),
+        )
+
+    # What the engine would do.
+
+    def settle(self) -> None:
+        for action in self.pool.decide(self.now):
+            self.see(action)
+        again = self.pool.decide(self.now)
+        assert again == [], f"12: decide settles, but it went on to {again}"
+        wake = self.pool.wake_at(self.now)
+        assert wake is None or wake > self.now
+        self.ceiling = max(self.spec.max, min(self.ceiling, len(self.members())))
+
+    def see(self, action: Action) -> None:
+        match action:
+            case Start(member, image):
+                assert member not in self.members()
+                assert len(self.members()) < self.spec.max, "1: nothing is started above max"
+                self.starting.add(member)
+                self.image[member] = image
+            case Grant(ticket, member):
+                self.see_grant(ticket, member)
+            case Reset(member):
+                assert member in self.alive, "only what lives is reset"
+                assert not self.holders(member), "6: never under a holder"
+                self.resetting.add(member)
+                self.verified.discard(member)
+            case Stop(member, _):
+                self.see_gone(member)
+                self.stopping.add(member)
+            case Quarantine(member, _):
+                self.see_gone(member)
+                self.quarantined.add(member)
+            case Probe(member):
+                assert member in self.alive
+            case Reject(ticket, _):
+                image = self.asked[ticket][1]
+                assert ticket == min(t for t in self.waiting if self.asked[t][1] == image), "7: the first"
+                self.waiting.remove(ticket)
+            case Lost(ticket, _):
+                self.held.pop(ticket)
+
+    def see_gone(self, member: str) -> None:
+        assert not self.holders(member), "6: never under a holder"
+        for where in (self.starting, self.alive, self.resetting, self.verified, self.dirty, self.quarantined):
+            where.discard(member)
+        self.requeue({t for t, m in self.cleaning.items() if m == member})
+
+    def see_grant(self, ticket: int, member: str) -> None:
+        assert member in self.verified, "3: free means verified"
+        assert member in self.alive
+        assert member not in self.dirty, "6: what was handed back dirty is not used again"
+        if self.cleaning.get(ticket) == member:
+            del self.cleaning[ticket]
+        else:
+            share, image = self.asked[ticket]
+            alike = [t for t in self.waiting if self.shared or self.asked[t] == (share, image)]
+            assert ticket == min(alike), "2: first come, first served"
+            assert self.image[member] == image
+            assert self.may_have_one(share), "2: what is reserved is not taken"
+            self.waiting.remove(ticket)
+        if self.shared:
+            fewest = min(len(self.holders(other)) for other in self.verified - self.dirty)
+            assert len(self.holders(member)) == fewest, "9: the member with the fewest"
+        else:
+            assert not self.holders(member), "one holder at a time"
+            self.verified.discard(member)
+        self.granted[ticket] = member
+
+    # What follows.
+
+    def members(self) -> set[str]:
+        return self.starting | self.alive | self.stopping | self.quarantined
+
+    def holders(self, member: str) -> set[int]:
+        return {t for where in (self.granted, self.held) for t, m in where.items() if m == member}
+
+    def holding(self, share: str) -> int:
+        return sum(self.asked[t][0] == share for t in [*self.granted, *self.held, *self.cleaning])
+
+    def may_have_one(self, share: str) -> bool:
+        """True if the share may be given one more member, were it free."""
+        if self.shared:
+            return True
+        left = self.spec.max - len(self.granted) - len(self.held) - len(self.cleaning)
+        owed = {name: max(0, n - self.holding(name)) for name, n in self.spec.reserved.items()}
+        return left > 0 and (owed.get(share, 0) > 0 or left > sum(owed.values()))
+
+    def free(self) -> set[str]:
+        return {m for m in self.verified if not self.holders(m) and m not in self.cleaning.values()}
+
+    def requeue(self, tickets: set[int]) -> None:
+        for ticket in tickets:
+            self.granted.pop(ticket, None)
+            self.cleaning.pop(ticket, None)
+            self.waiting.append(ticket)
+
+    def lose(self, member: str) -> None:
+        self.requeue({t for t, m in {**self.granted, **self.cleaning}.items() if m == member})
+
+    def tickets(self) -> list[int]:
+        return sorted([*self.waiting, *self.granted, *self.held, *self.cleaning])
+
+    # Events.
+
+    @rule(number=NUMBERS)
+    def ask(self, number):
+        share, image = Random(number).choice(SHARES), Random(number + 1).choice(self.images)
+        try:
+            ticket = self.pool.ask(share, image)
+        except Saturated:
+            assert len(self.waiting) >= self.spec.max_pending, "10: only above max_pending"
+            mine = sum(self.asked[t][0] == share for t in self.waiting)
+            owed = self.spec.reserved.get(share, 0) - self.holding(share)
+            assert owed <= mine, "10: never one for whom a member is reserved"
+        else:
+            self.waiting.append(ticket)
+            self.asked[ticket] = (share, image)
+        self.settle()
+
+    @precondition(lambda self: self.tickets())
+    @rule(number=NUMBERS)
+    def withdraw(self, number):
+        luck = Random(number)
+        ticket, dirty = luck.choice(self.tickets()), luck.random() < 0.5
+        assert self.pool.withdraw(ticket, self.now, dirty=dirty)
+        assert not self.pool.withdraw(ticket, self.now)
+        for where in (self.granted, self.held, self.cleaning):
+            member = where.pop(ticket, None)
+            if dirty and member is not None:
+                self.dirty.add(member)
+        if ticket in self.waiting:
+            self.waiting.remove(ticket)
+        self.settle()
+
+    @precondition(lambda self: self.starting)
+    @rule(number=NUMBERS)
+    def start_ends(self, number):
+        luck = Random(number)
+        member, well = luck.choice(sorted(self.starting)), luck.choice(MOSTLY)
+        self.starting.discard(member)
+        if well:
+            assert self.pool.started(member, self.now)
+            self.alive.add(member)
+            self.verified.add(member)
+        else:
+            self.failed_at = self.now
+            assert self.pool.start_failed(member, "broken", self.now)
+        self.settle()
+
+    @precondition(lambda self: self.granted)
+    @rule(number=NUMBERS)
+    def hand_over_ends(self, number):
+        luck = Random(number)
+        ticket, well = luck.choice(sorted(self.granted)), luck.choice(MOSTLY)
+        member = self.granted[ticket]
+        if well:
+            assert self.pool.leased(ticket, self.now)
+            self.held[ticket] = self.granted.pop(ticket)
+        else:
+            self.dies(member)
+        self.settle()
+
+    @precondition(lambda self: self.held)
+    @rule(number=NUMBERS)
+    def heartbeat(self, number):
+        assert self.pool.renewed(Random(number).choice(sorted(self.held)), self.now)
+        self.settle()
+
+    @precondition(lambda self: self.held)
+    @rule(number=NUMBERS)
+    def clean(self, number):
+        ticket = Random(number).choice(sorted(self.held))
+        assert self.pool.clean(ticket) is not self.shared
+        if not self.shared:
+            self.cleaning[ticket] = self.held.pop(ticket)
+        self.settle()
+
+    @precondition(lambda self: self.resetting)
+    @rule(number=NUMBERS)
+    def reset_ends(self, number):
+        luck = Random(number)
+        member, well = luck.choice(sorted(self.resetting)), luck.choice(MOSTLY)
+        memory = luck.choice((None, LIGHT, HEAVY))
+        self.resetting.discard(member)
+        assert self.pool.reset_done(member, well, self.now, why="a file", memory_mb=memory)
+        if not well:
+            self.lose(member)
+        elif self.spec.max_memory_mb is None or memory is not HEAVY:
+            self.verified.add(member)
+        self.settle()
+
+    @precondition(lambda self: self.alive)
+    @rule(number=NUMBERS)
+    def member_dies(self, number):
+        self.dies(Random(number).choice(sorted(self.alive)))
+        self.settle()
+
+    def dies(self, member: str) -> None:
+        self.failed_at = self.now  # if it never worked, it is as good as a start that failed
+        self.verified.discard(member)
+        assert self.pool.lost(member, "gone", self.now)
+        self.lose(member)
+
+    @precondition(lambda self: self.alive)
+    @rule(number=NUMBERS)
+    def probe_ends(self, number):
+        luck = Random(number)
+        member, alive = luck.choice(sorted(self.alive)), luck.choice(MOSTLY)
+        memory = luck.choice((None, LIGHT, HEAVY))
+        counts = self.pool.probed(member, alive, self.now, memory_mb=memory)
+        assert counts is (member not in self.resetting), "a probe of what is being reset is old news"
+        if counts and not alive:
+            self.failed_at = self.now
+            self.verified.discard(member)
+            self.lose(member)
+        self.settle()
+
+    @precondition(lambda self: self.stopping)
+    @rule(number=NUMBERS)
+    def stop_ends(self, number):
+        member = Random(number).choice(sorted(self.stopping))
+        assert not self.pool.started(member, self.now), "11: a start that lost against its stop"
+        assert self.pool.stopped(member)
+        self.stopping.discard(member)
+        self.settle()
+
+    @precondition(lambda self: self.quarantined)
+    @rule(number=NUMBERS)
+    def look_is_over(self, number):
+        member = Random(number).choice(sorted(self.quarantined))
+        assert self.pool.unquarantine(member)
+        self.settle()
+        assert member in self.stopping
+
+    @rule(number=NUMBERS)
+    def demand(self, number):
+        luck = Random(number)
+        self.pool.demand({image: luck.randint(0, 3) for image in luck.sample(self.images, len(self.images))})
+        self.settle()
+
+    @rule(number=NUMBERS)
+    def resize(self, number):
+        self.spec = self.spec_of(Random(number))
+        self.ceiling = max(self.ceiling, len(self.members()))
+        self.pool.resize(self.spec)
+        self.settle()
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0, 12.0, 60.0, 400.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.settle()
+
+    # What always holds.
+
+    @invariant()
+    def never_above_max(self):
+        assert len(self.members()) <= self.ceiling
+        assert len(self.quarantined) <= self.spec.quarantine
+
+    @invariant()
+    def nobody_waits_beside_what_is_free(self):
+        for share, image in {self.asked[t] for t in self.waiting}:
+            if self.may_have_one(share) and self.images == ("",):
+                assert not [m for m in self.free() if self.image[m] == image], "2: served at once"
+
+    @invariant()
+    def nobody_waits_for_what_could_be_started(self):
+        paced = self.spec.max_starting or self.spec.starts_per_s
+        if paced or self.now < self.failed_at + BACKOFF_MAX_S or not self.waiting:
+            return
+        if any(self.may_have_one(self.asked[t][0]) for t in self.waiting):
+            back = self.resetting - set(self.cleaning.values())
+            coming = self.starting | self.stopping | back
+            assert coming or self.free() or len(self.members()) >= self.spec.max, "4: nobody is forgotten"
+            assert coming or self.free() or not self.quarantined, "14: no museum holds work up"
+
+    @invariant()
+    def counts_are_those_of_the_shadow(self):
+        assert self.pool.queued == len(self.waiting)
+        assert self.pool.count(*State) == len(self.members())
+        assert set(self.pool.quarantined()) == self.quarantined
+        assert self.pool.count(State.STARTING) == len(self.starting)
+
+    @invariant()
+    def index_is_what_the_records_say(self):
+        roster = self.pool._roster
+        again = Roster(self.shared, used=roster.used)
+        for member in roster.members.values():
+            places, member.places = member.places, ()
+            again.file(member)
+            assert member.places == places
+        assert again == roster
+        shares = self.pool._shares
+        assert shares.held == sum(len(share.held) for share in shares.shares.values())
+        assert list(shares.waiting) == sorted(self.waiting)
+
+    def teardown(self):
+        """From here on everything works: everybody is served or told, and closing leaves nothing."""
+        if not hasattr(self, "pool"):
+            return
+        for _ in range(1000):
+            if not self.tickets():
+                break
+            self.go_well()
+        assert self.tickets() == [], "a waiter was forgotten"
+        self.pool.close()
+        self.settle()
+        for member in list(self.stopping):
+            assert self.pool.stopped(member)
+            self.stopping.discard(member)
+        assert not self.members()
+
+    def go_well(self) -> None:
+        for member in list(self.starting):
+            self.starting.discard(member)
+            self.pool.started(member, self.now)
+            self.alive.add(member)
+            self.verified.add(member)
+        for member in list(self.resetting):
+            self.resetting.discard(member)
+            self.pool.reset_done(member, True, self.now)
+            self.verified.add(member)
+        for member in list(self.stopping):
+            self.stopping.discard(member)
+            self.pool.stopped(member)
+        for ticket in list(self.granted):
+            self.pool.leased(ticket, self.now)
+            self.held[ticket] = self.granted.pop(ticket)
+        for ticket in list(self.held):
+            self.pool.withdraw(ticket, self.now)
+            del self.held[ticket]
+        self.settle()
+        if not (self.starting or self.resetting or self.stopping or self.granted):
+            self.now += BACKOFF_MAX_S
+            self.settle()
