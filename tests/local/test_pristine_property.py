@@ -226,7 +226,7 @@ VISIBLE = {
         *(["tcp", 1], ["connected", 1], ["abstract", "left"], ["shm", 1], ["msg", 1], ["sem", 1]),
         ["held", "/home"],
     ],
-    "own": [["limit", 64], ["priority", 5], ["affinity", 1]],
+    "own": [["affinity", 1]],  # the daemon's limits and priority a tenant may not change
     "space": [["held", "/tmp"]],
     "tree": [
         *(["write", "/usr/bin/cat", "x"], ["store_and_hide", "/etc/hosts", "!"], ["odd_names", "/home"]),
