@@ -49,7 +49,8 @@ class Leasing:
         if claim is not None:
             if claim.held_since is None:
                 self._demands.granted(pool.spec.name, claim.ask.image)
-            claim.member_id, claim.warm = member_id, self._turns.number - claim.asked_in <= 1
+            claim.member_id = member_id
+            claim.warm = self._turns.number - claim.asked_in <= 1  # served in the first turn after it asked
             self._members.call(member_id, self._hand_over(claim, member_id))
 
     def reject(self, pool: Pool, ticket: int, why: str) -> None:
