@@ -50,10 +50,12 @@ USER = "1000"
 """Whom commands run as. enroot leaves root its capabilities, so nobody is root, not even for root."""
 # The image's own start script needs a shell, and runs its entrypoint.
 CONF = 'hooks() {\n    rm -f "${ENROOT_ROOTFS}/etc/rc"\n}\n'
-# What enroot cannot do or not any more, its namespace being below the one that has these.
+# What enroot cannot do or not any more, its namespace being below the one that has these. Folders that
+# enroot makes for mounts have no permission at all, and nobody could verify what is in them.
 SETUP = (
-    'mount -t overlay overlay -o "userxattr,lowerdir=$1,upperdir=$2,workdir=$3" "$4"; '
-    'mount -t mqueue mqueue "$5"; ip link set lo up 2>/dev/null || :; shift 5; exec "$@"'
+    'mount -t overlay overlay -o "userxattr,lowerdir=$1,upperdir=$2,workdir=$3" "$4"; cd "$4"; '
+    'mount -t mqueue mqueue "$5"; ip link set lo up 2>/dev/null || :; shift 5; '
+    'while test "$1" != --; do mkdir -p "./$1"; shift; done; cd /; shift; exec "$@"'
 )
 
 
@@ -144,7 +146,9 @@ def fstab(
     return "".join(f"{line} 0 -1\n" for line in lines)
 
 
-def command(enroot: str, root: Path, home: Home, network: bool, daemon: Sequence[str]) -> list[str]:
+def command(
+    enroot: str, root: Path, home: Home, network: bool, folders: Sequence[Scratch], daemon: Sequence[str]
+) -> list[str]:
     """The command line of a sandbox: namespaces, overlay, enroot, daemon.
 
     enroot starts a program by the container's shell. The daemon can be that, so the image needs none.
@@ -159,6 +163,7 @@ def command(enroot: str, root: Path, home: Home, network: bool, daemon: Sequence
     overlay = (root, home.upper, home.work, home.data / NAME, home.queues)
     return [
         *("unshare", *identity, *processes, *own, "--", "/bin/sh", "-ec", SETUP, "sh", *map(str, overlay)),
+        *("/proc", "/dev", SHARED, *(folder.path for folder in folders), "--"),
         *(enroot, "start", "--rw", "--conf", str(home.settings / "sandbox.conf"), "--env", f"SHELL={DAEMON}"),
         *(NAME, DAEMON, *daemon),
     ]
@@ -199,7 +204,7 @@ class EnrootSandbox(AttachedSandbox):
         self._home.prepare(fstab(self._sandboxd, self._home, self._devices, shm, self.folders))
         self._cgroups.create(self.group, Limits(self.spec.cpu, self.spec.memory_mb, self.spec.pids))
         daemon = ["--handover", HANDOVER]
-        argv = command(self._enroot, self.root, self._home, self.spec.network, daemon)
+        argv = command(self._enroot, self.root, self._home, self.spec.network, self.folders, daemon)
         return argv, self._home.environ()
 
     def scratch(self) -> list[str]:
@@ -266,7 +271,7 @@ class EnrootRunner(SandboxdRunner):
             for folder in (home.shared, path / "root"):
                 folder.mkdir()
             home.prepare(fstab(self._sandboxd, home, devices(Path("/dev")), 1, ()))
-            argv = command(enroot, path / "root", home, False, ["--version"])
+            argv = command(enroot, path / "root", home, False, (), ["--version"])
             ended = subprocess.run(
                 argv, env=home.environ(), capture_output=True, text=True, timeout=PROBE_S, check=False
             )

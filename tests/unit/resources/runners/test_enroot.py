@@ -20,7 +20,9 @@ HOME = Home(Path("/r/7"), Path("/r/7/o"))
 
 
 def test_command_gives_what_enroot_does_not_and_then_starts_it() -> None:
-    argv = command("/usr/bin/enroot", Path("/r/roots/ab"), HOME, False, ["--handover", "/.agentfly/owner/h"])
+    folders = [Scratch("/tmp", "1777", 64)]
+    daemon = ["--handover", "/.agentfly/owner/h"]
+    argv = command("/usr/bin/enroot", Path("/r/roots/ab"), HOME, False, folders, daemon)
     before = argv.index("/bin/sh")
     assert argv[:before] == [
         *("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"),
@@ -28,13 +30,10 @@ def test_command_gives_what_enroot_does_not_and_then_starts_it() -> None:
         *("--mount", "--propagation", "slave", "--ipc", "--uts", "--net", "--"),
     ]
     after = argv.index("/usr/bin/enroot")
-    assert argv[after - 6 : after] == [
-        "sh",
-        "/r/roots/ab",
-        "/r/7/upper",
-        "/r/7/work",
-        "/r/7/data/r",
-        "/r/7/mq",
+    assert argv[before : before + 2] == ["/bin/sh", "-ec"]
+    assert argv[before + 3 : after] == [
+        *("sh", "/r/roots/ab", "/r/7/upper", "/r/7/work", "/r/7/data/r", "/r/7/mq"),
+        *("/proc", "/dev", "/.agentfly/owner", "/tmp", "--"),
     ]
     assert argv[after:] == [
         *("/usr/bin/enroot", "start", "--rw", "--conf", "/r/7/settings/sandbox.conf"),
@@ -44,7 +43,7 @@ def test_command_gives_what_enroot_does_not_and_then_starts_it() -> None:
 
 
 def test_network_of_the_machine_only_when_asked_for() -> None:
-    assert "--net" not in command("enroot", Path("/r"), HOME, True, [])
+    assert "--net" not in command("enroot", Path("/r"), HOME, True, [], [])
 
 
 def test_mounts_are_enroots_own_format() -> None:
@@ -208,7 +207,9 @@ async def test_failed_start_gives_enroots_words_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(tmp_path, monkeypatch, 'echo "[ERROR] Command not found: awk" >&2; exit 1')
-    monkeypatch.setattr(enroot, "SETUP", 'shift 5; exec "$@"')  # the overlay is not enroot's doing
+    monkeypatch.setattr(
+        enroot, "SETUP", 'while test "$1" != --; do shift; done; shift; exec "$@"'
+    )  # the overlay is not enroot's doing
     (tmp_path / "root").mkdir()
     with pytest.raises(StartFailed) as caught:
         await started(tmp_path, f"dir:{tmp_path}/root")
