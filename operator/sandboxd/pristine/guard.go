@@ -75,6 +75,7 @@ func (g *guard) add(root string, places []string) error {
 	if info.Mode().IsRegular() {
 		return g.addLoose(root, info.Size())
 	}
+	asked, trusted := false, false
 	return walk(root, func(name string, st *syscall.Stat_t) error {
 		path := join(root, name)
 		if path != root && slices.Contains(places, path) {
@@ -82,6 +83,16 @@ func (g *guard) add(root string, places []string) error {
 		}
 		if _, shared := g.shared[path]; shared || !mayWrite(path, st) {
 			return nil
+		}
+		if st.Mode&syscall.S_IFMT == syscall.S_IFDIR && !asked {
+			trusted, err = recordsStores(path)
+			asked = err == nil // else it is not writable right now
+			if err := syscall.Lstat(path, st); err != nil {
+				return err
+			}
+		}
+		if st.Mode&syscall.S_IFMT == syscall.S_IFREG && st.Size > 0 && !trusted {
+			return fmt.Errorf("%q is on a file system that does not record every write: mount it read-only, or declare it", path)
 		}
 		if len(g.stamps) == maxGuarded {
 			return fmt.Errorf("more than %d files and folders: mount the root read-only", maxGuarded)

@@ -2,6 +2,7 @@ package pristine
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -20,11 +21,33 @@ const (
 // sysSchedGetattr is missing in the package syscall on some architectures.
 var sysSchedGetattr = map[string]uintptr{"amd64": 315, "arm64": 275}[runtime.GOARCH]
 
+// ownFiles are those of the daemon in /proc whose values a new process takes over.
+var ownFiles = []string{"oom_score_adj", "coredump_filter", "autogroup"}
+
 // inherited is what commands inherit from the daemon and what a command, of the same user, may change on
-// the daemon from outside: limits by prlimit, and for each thread its scheduling.
+// the daemon from outside: limits by prlimit, files in /proc, the name of the host, and for each thread its
+// scheduling.
 type inherited struct {
 	limits  [resources]syscall.Rlimit
+	files   [3]string
+	host    string
 	threads thread
+}
+
+func readFiles() (files [3]string) {
+	for i, name := range ownFiles {
+		content, _ := os.ReadFile("/proc/self/" + name) // a kernel need not have it
+		files[i] = string(content)
+	}
+	return files
+}
+
+func readHost() string {
+	var names syscall.Utsname
+	if err := syscall.Uname(&names); err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint(names.Nodename, names.Domainname)
 }
 
 type thread struct {
@@ -65,6 +88,7 @@ func readInherited() (i inherited, err error) {
 	if i.limits, err = readLimits(); err != nil {
 		return i, err
 	}
+	i.files, i.host = readFiles(), readHost()
 	var errno syscall.Errno
 	if i.threads, errno = readThread(0); errno != 0 {
 		return i, fmt.Errorf("scheduling: %w", errno)
@@ -82,6 +106,14 @@ func (i inherited) verify() error {
 		if limits[resource] != i.limits[resource] {
 			return fmt.Errorf("limits: resource %d of the daemon was changed", resource)
 		}
+	}
+	for number, now := range readFiles() {
+		if now != i.files[number] {
+			return fmt.Errorf("inherited: %s of the daemon was changed", ownFiles[number])
+		}
+	}
+	if readHost() != i.host {
+		return errors.New("inherited: the name of the host was changed")
 	}
 	ids, err := os.ReadDir("/proc/self/task")
 	if err != nil {

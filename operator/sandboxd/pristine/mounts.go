@@ -37,6 +37,18 @@ func readMounts() ([]mount, error) {
 	return all, nil
 }
 
+// otherLine is the first line that only one of two tables has.
+func otherLine(before, after []byte) string {
+	for _, pair := range [][2]string{{string(after), string(before)}, {string(before), string(after)}} {
+		for line := range strings.Lines(pair[0]) {
+			if !strings.Contains("\n"+pair[1], "\n"+line) {
+				return strings.TrimSpace(line)
+			}
+		}
+	}
+	return "in its order"
+}
+
 func unescape(code string) string {
 	n, _ := strconv.ParseUint(code[1:], 8, 8)
 	return string([]byte{byte(n)})

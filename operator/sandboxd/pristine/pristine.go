@@ -19,16 +19,17 @@ import (
 )
 
 const (
-	networkTable = "/proc/self/net/dev"
-	queues       = "/dev/mqueue"
-	memory       = "/dev/shm"
-	terminals    = "/dev/pts"
+	queues    = "/dev/mqueue"
+	memory    = "/dev/shm"
+	terminals = "/dev/pts"
 	// maxUpperEntries bounds the walk: the upper holds a few mount points at start, and the first
 	// entry more decides.
 	maxUpperEntries = 4096
 	// thoroughEvery is how many resets come to one that trusts no change time.
 	thoroughEvery = 16
 )
+
+var networkTables = []string{"dev", "unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6"}
 
 // Config is what a baseline is of.
 type Config struct {
@@ -45,7 +46,7 @@ type Baseline struct {
 	scratch []string
 	upper   string
 	mounts  []byte
-	network []byte // counters of the network devices, nil if they are not the sandbox's alone
+	network []byte // counters of the devices and the tables of sockets, nil if they are not the sandbox's alone
 	started time.Time
 	inherited
 	folders map[string]attrs
@@ -77,7 +78,7 @@ func Record(c Config) (*Baseline, error) {
 		return nil, err
 	}
 	if c.OwnNetwork {
-		if b.network, err = os.ReadFile(networkTable); err != nil {
+		if b.network, err = readNetwork(); err != nil {
 			return nil, err
 		}
 	}
@@ -181,7 +182,7 @@ func (b *Baseline) Verify() error {
 		return err
 	}
 	if !bytes.Equal(mounts, b.mounts) {
-		return fmt.Errorf("mounts: the mount table differs from the one at start")
+		return fmt.Errorf("mounts: the mount table differs from the one at start: %s", otherLine(b.mounts, mounts))
 	}
 	if err := b.inherited.verify(); err != nil {
 		return err
@@ -230,14 +231,26 @@ func (b *Baseline) verifyNetwork() error {
 	if b.network == nil {
 		return nil
 	}
-	now, err := os.ReadFile(networkTable)
+	now, err := readNetwork()
 	if err != nil {
 		return err
 	}
 	if !bytes.Equal(now, b.network) {
-		return fmt.Errorf("network: the loopback device was used")
+		return fmt.Errorf("network: the loopback device was used, or a socket is left")
 	}
 	return nil
+}
+
+func readNetwork() ([]byte, error) {
+	var all []byte
+	for _, table := range networkTables {
+		content, err := os.ReadFile("/proc/self/net/" + table)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // without IPv6 there are fewer
+			return nil, err
+		}
+		all = append(all, content...)
+	}
+	return all, nil
 }
 
 func (b *Baseline) verifyUpper() error {
