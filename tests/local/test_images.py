@@ -124,11 +124,9 @@ async def test_the_specs_environment_is_above_the_images(
 
 
 async def test_many_sandboxes_share_one_copy(
-    runner: BubblewrapRunner, cache: ImageCache, layers: list[bytes], tmp_path: Path, run_dir: Path
+    runner: BubblewrapRunner, cache: ImageCache, layers: list[bytes], tmp_path: Path
 ) -> None:
     spec = ContainerSpec(image=f"oci:{oci_layout(tmp_path / 'layout', *layers, env=ENV)}", workdir="/app")
-    await runner.stop(await runner.start(spec, "warm"))
-    before = footprint(run_dir)
     async with contextlib.AsyncExitStack() as stack:
         boxes = [await stack.enter_async_context(box(runner, spec)) for _ in range(8)]
         (root,) = {made.member.handle.image.path for made in boxes}  # type: ignore[attr-defined]
@@ -138,7 +136,17 @@ async def test_many_sandboxes_share_one_copy(
         await boxes[0].sh("echo mine > config")
         assert await boxes[1].sh("cat config") == "new"
         assert (Path(root) / "app/config").read_text() == "new"
-    assert footprint(run_dir)["descriptors"] == before["descriptors"]
+        assert held(cache) == [str(Path(root).parent)]
+    assert held(cache) == []
+
+
+def held(cache: ImageCache) -> list[str]:
+    """What this process has open in the cache."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(entry.readlink()))
+    return [path for path in found if path.startswith(str(cache.folder))]
 
 
 async def test_a_failed_image_leaves_nothing(
