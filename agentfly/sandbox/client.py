@@ -221,7 +221,7 @@ class SandboxAdmin(Connection):
             SandboxUnreachable, SandboxError (``Busy`` with another owner, ``Dirty`` after a lost lease).
         """
         body = {"owner": owner, "attempt": attempt, "token": token, "ttlSeconds": ttl}
-        await self.call("POST", "/lease", deadline=SHORT_S, body=body)
+        await self.call("POST", "/lease", deadline=SHORT_S, body=body, repeat=True)
 
     async def reset(self, timeout: float = 0.0) -> ResetReport:
         """End the lease, kill everything, put back what the method of reset can, and say whether all is clean.

@@ -255,6 +255,20 @@ async def test_lost_answer_is_asked_for_again(daemon: Daemon) -> None:
     assert daemon.requests[2] == daemon.requests[3]
 
 
+async def test_lease_is_asked_for_again_over_a_new_connection(daemon: Daemon) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        daemon.says(200, {})
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    daemon.handler = cut
+    async with SandboxAdmin(daemon.address, "admin") as admin:
+        await admin.lease("owner", 1, "token", 30.0)
+    assert len(daemon.requests) == 2
+    assert daemon.requests[0] == daemon.requests[1]
+
+
 async def test_request_is_sent_twice_at_most(daemon: Daemon) -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
