@@ -1,8 +1,8 @@
 """The pool as a table: a sentence -> events and, at the end, the wanted actions.
 
-A script is a list of steps. A step is ``(event, arguments...)`` or a number: that many seconds pass. After
-every step the pool decides, as its engine makes it do; the wanted actions are those of the last step. Members
-are ``p-1``, ``p-2``; tickets are 1, 2. Section numbers are the guarantees of pool.py.
+Section numbers are the guarantees of pool.py. Others have files of their own: 7 and 8 test_pool_growth, 9
+test_pool_shared, shares of 2 test_pool_shares, 13 test_pool_images, 14 and what is retired or resized
+test_pool_upkeep.
 """
 
 from collections.abc import Sequence
@@ -10,64 +10,12 @@ from typing import Any
 
 import pytest
 
-from agentfly.resources.actions import Action, Grant, Lost, Probe, Reason, Reject, Reset, Start, State, Stop
+from agentfly.resources.actions import Grant, Lost, Probe, Reason, Reset, Start, State, Stop
 from agentfly.resources.errors import Saturated
-from agentfly.resources.growth import BACKOFF_MAX_S
-from agentfly.resources.pool import Pool
-from agentfly.resources.pool_state import IDLE_S, PROBE_S
-from agentfly.resources.spec import ContainerSpec, PoolSpec
+from agentfly.resources.pool_state import PROBE_S
+from tests.unit.resources.pool_clock import ASK, FREE, Case, Clock, Step, check, held
 
-Step = float | tuple[Any, ...]
-
-TIMED = {
-    "withdraw",
-    "dirty",
-    "started",
-    "start_failed",
-    "leased",
-    "renewed",
-    "reset_done",
-    "lost",
-    "probed",
-}
-
-
-class Clock:
-    """A pool, its time, and the actions of the last step."""
-
-    def __init__(self, **fields: Any) -> None:
-        spec = PoolSpec.model_validate({"name": "p", "resource": ContainerSpec(), **fields})
-        self.pool = Pool(spec)
-        self.now = 100.0
-        self.actions: list[Action] = self.pool.decide(self.now)
-
-    def play(self, steps: Sequence[Step]) -> list[Action]:
-        for step in steps:
-            if isinstance(step, tuple):
-                self.event(*step)
-            else:
-                self.now += step
-            self.actions = self.pool.decide(self.now)
-            assert self.pool.decide(self.now) == [], "12: decide settles"
-        return self.actions
-
-    def event(self, name: str, *args: Any) -> Any:
-        if name == "dirty":
-            return self.pool.withdraw(*args, self.now, dirty=True)
-        if name in TIMED:
-            args = (*args, self.now)
-        return getattr(self.pool, name)(*args)
-
-
-def held(ticket: int = 1, member: str = "p-1") -> list[Step]:
-    """The first waiter holds the first member."""
-    return [("ask",), ("started", member), ("leased", ticket)]
-
-
-FREE: list[Step] = [*held(), ("withdraw", 1), ("reset_done", "p-1", True)]
-ASK: Step = ("ask",)
-
-CASES: dict[str, tuple[dict[str, Any], Sequence[Step], list[Action]]] = {
+CASES: dict[str, Case] = {
     # 1. Never above max, whatever the state of the members.
     "one waiter starts one member": ({}, [ASK], [Start("p-1")]),
     "a second waiter starts a second member while the first is starting": (
@@ -237,70 +185,6 @@ CASES: dict[str, tuple[dict[str, Any], Sequence[Step], list[Action]]] = {
         [*held(), PROBE_S],
         [],
     ),
-    # 7. Failing starts.
-    "a failed start is not repeated at once": ({}, [ASK, ("start_failed", "p-1", "x")], []),
-    "a failed start is repeated after its pause": (
-        {},
-        [ASK, ("start_failed", "p-1", "x"), 1.0],
-        [Start("p-2")],
-    ),
-    "the second pause is twice the first": (
-        {},
-        [ASK, ("start_failed", "p-1", "x"), 1.0, ("start_failed", "p-2", "x"), 1.9],
-        [],
-    ),
-    "and not longer": (
-        {},
-        [ASK, ("start_failed", "p-1", "x"), 1.0, ("start_failed", "p-2", "x"), 2.0],
-        [Start("p-3")],
-    ),
-    "starts that fail together are one failure": (
-        {"max": 3},
-        [ASK, ASK, ("start_failed", "p-1", "x"), ("start_failed", "p-2", "x"), 1.0],
-        [Start("p-3")],
-    ),
-    "while no member lives one start at a time is tried": (
-        {"max": 3},
-        [ASK, ASK, ASK, *[("start_failed", f"p-{i}", "x") for i in (1, 2, 3)], 1.0],
-        [Start("p-4")],
-    ),
-    "after a start that ended well the others follow": (
-        {"max": 3},
-        [ASK, ASK, ASK, *[("start_failed", f"p-{i}", "x") for i in (1, 2, 3)], 1.0, ("started", "p-4")],
-        [Grant(1, "p-4"), Start("p-5"), Start("p-6")],
-    ),
-    "leases of older members do not end the pause of failing starts": (
-        {"max": 2},
-        [
-            *held(),
-            ASK,
-            ("start_failed", "p-2", "x"),
-            ("withdraw", 1),
-            ("reset_done", "p-1", True),
-            ("leased", 2),
-            ASK,
-        ],
-        [],
-    ),
-    "a member lost before its first lease is as good as a failed start": (
-        {"max": 2},
-        [ASK, ("started", "p-1"), ("lost", "p-1", "x")],
-        [Stop("p-1", Reason.LOST)],
-    ),
-    # 8. Warm members.
-    "min members are started without anybody asking": (
-        {"min": 2, "max": 3},
-        [],
-        [Start("p-1"), Start("p-2")],
-    ),
-    "leased members count towards min": ({"min": 1, "max": 2}, held(), []),
-    "a stopped member is replaced up to min": (
-        {"min": 1, "max": 2},
-        [*held(), ("dirty", 1)],
-        [Stop("p-1", Reason.DIRTY), Start("p-2")],
-    ),
-    "a member above min goes after a time without holder": ({}, [*FREE, IDLE_S], [Stop("p-1", Reason.IDLE)]),
-    "min members stay": ({"min": 1}, [("started", "p-1"), IDLE_S * 9], [Probe("p-1")]),
     # 11. Old news.
     "a start that ends after its stop changes nothing": (
         {},
@@ -315,121 +199,9 @@ CASES: dict[str, tuple[dict[str, Any], Sequence[Step], list[Action]]] = {
 }
 
 
-@pytest.mark.parametrize(("fields", "steps", "want"), CASES.values(), ids=CASES.keys())
-def test_pool(fields, steps, want):
-    clock = Clock(**fields)
-    clock.play(steps)
-    assert clock.actions == want
-
-
-SHARED: dict[str, tuple[dict[str, Any], Sequence[Step], list[Action]]] = {
-    "many waiters start one member": ({"max": 4}, [ASK, ASK, ASK], []),
-    "all waiters get the one member": (
-        {},
-        [ASK, ASK, ("started", "p-1")],
-        [Grant(1, "p-1"), Grant(2, "p-1")],
-    ),
-    "one more asks and has it at once": ({}, [*held(), ASK], [Grant(2, "p-1")]),
-    "one of two leaves and nothing happens": (
-        {},
-        [*held(), ASK, ("leased", 2), ("withdraw", 1)],
-        [],
-    ),
-    "the last one leaves and it is stopped": (
-        {},
-        [*held(), ASK, ("leased", 2), ("withdraw", 1), ("withdraw", 2)],
-        [Stop("p-1", Reason.IDLE)],
-    ),
-    "the last one leaves and, kept warm, it is reset": (
-        {"min": 1},
-        [("started", "p-1"), ASK, ("leased", 1), ("withdraw", 1)],
-        [Reset("p-1")],
-    ),
-    "one who hands it back dirty does not end it for the others": (
-        {},
-        [*held(), ASK, ("leased", 2), ("dirty", 1)],
-        [],
-    ),
-    "but nobody new gets it": ({}, [*held(), ASK, ("leased", 2), ("dirty", 1), ASK], []),
-    "and it goes with the last of them": (
-        {},
-        [*held(), ASK, ("leased", 2), ("dirty", 1), ("withdraw", 2)],
-        [Stop("p-1", Reason.DIRTY)],
-    ),
-    "when it dies all holders are told": (
-        {},
-        [*held(), ASK, ("leased", 2), ("probed", "p-1", False)],
-        [Lost(1, "the probe found it gone"), Lost(2, "the probe found it gone"), Stop("p-1", Reason.LOST)],
-    ),
-    "it is probed while it is leased": ({"lease_ttl_s": 60}, [*held(), PROBE_S], [Probe("p-1")]),
-    "it is not reset for one of its holders": ({}, [*held(), ("clean", 1)], []),
-}
-
-
-@pytest.mark.parametrize(("fields", "steps", "want"), SHARED.values(), ids=SHARED.keys())
-def test_shared_pool(fields, steps, want):
-    clock = Clock(shared=True, **fields)
-    clock.play(steps)
-    assert clock.actions == want
-
-
-# 7. Permanent failure.
-
-
-def fail_rounds(clock: Clock, rounds: int) -> list[Action]:
-    actions: list[Action] = []
-    for _ in range(rounds):
-        (start,) = (action for action in clock.actions if isinstance(action, Start))
-        actions += clock.play([("start_failed", start.member, "no such image")])
-        wake = clock.pool.wake_at(clock.now)
-        assert wake is not None
-        clock.play([wake - clock.now])
-    return actions
-
-
-def test_fifth_failure_rejects_the_first_waiter_and_each_later_one_the_next():
-    clock = Clock()
-    clock.play([ASK])
-    clock.pool.ask()
-    assert fail_rounds(clock, 4) == []
-    assert fail_rounds(clock, 1) == [Reject(1, "no such image")]
-    assert fail_rounds(clock, 1) == [Reject(2, "no such image")]
-    assert clock.pool.queued == 0
-
-
-def test_waiter_of_the_member_that_never_worked_is_the_one_rejected():
-    clock = Clock(max=1)
-    clock.play([ASK])
-    clock.pool.ask()
-    fail_rounds(clock, 4)
-    assert clock.play([("started", "p-5")]) == [Grant(1, "p-5")]
-    actions = clock.play([("lost", "p-5", "it took no lease")])
-    assert actions == [Reject(1, "it took no lease"), Stop("p-5", Reason.LOST)]
-
-
-def test_failures_reject_nobody_while_a_member_lives():
-    clock = Clock(max=2, lease_ttl_s=1e6)
-    clock.play([*held(), ASK])
-    assert fail_rounds(clock, 8) == []
-    assert clock.pool.queued == 1
-
-
-def test_pause_between_failing_starts_is_bounded():
-    clock = Clock(min=1)
-    fail_rounds(clock, 40)
-    began = clock.now
-    fail_rounds(clock, 1)
-    assert clock.now - began == BACKOFF_MAX_S
-
-
-def test_a_member_that_served_ends_the_count_of_failures():
-    clock = Clock()
-    clock.play([ASK])
-    fail_rounds(clock, 3)
-    clock.play([("started", "p-4"), ("leased", 1), ("dirty", 1), ("stopped", "p-4"), ASK])
-    began = clock.now
-    fail_rounds(clock, 1)
-    assert clock.now - began == 1.0
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_pool(case):
+    check(case)
 
 
 # 10. Saturation.
@@ -459,14 +231,6 @@ def test_pool_without_a_queue_serves_what_is_free():
         clock.pool.ask()
     clock.play([("started", "p-1")])
     assert clock.play([ASK]) == [Grant(1, "p-1")]
-
-
-def test_living_shared_member_is_never_saturated():
-    clock = Clock(shared=True, max_pending=1)
-    clock.play(held())
-    for number in range(2, 5):
-        assert clock.pool.ask() == number
-    assert len(clock.pool.decide(clock.now)) == 3
 
 
 # 11. Old news, event by event: False, and the pool is what it was.
