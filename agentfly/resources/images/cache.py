@@ -13,7 +13,8 @@ Layout: ``HEX/root`` and ``HEX/image.json`` of an image, ``*.part`` of one in th
 ``seen/*.json`` for guarantee 3. A lock on the folder itself says who uses it: shared to hold, exclusive to
 make or to remove; after a lock was taken, the name must still lead to the folder that was locked.
 
-Not here: what is unpacked (``layers``).
+Not here: what is unpacked (``layers``); loss of power, after which an image that was made in the half minute
+before it may have empty files.
 """
 
 import contextlib

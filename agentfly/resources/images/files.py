@@ -7,7 +7,9 @@ Guarantees:
 """
 
 import contextlib
+import os
 import posixpath
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,10 +109,15 @@ def opened_archive(path: str, scratch: Path, budget: Budget) -> Iterator[Archive
 def read(path: str) -> IO[bytes]:
     """Open a file for reading; an error names it."""
     try:
-        return Path(path).open("rb")
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return open(fd, "rb")
+        os.close(fd)
+        problem = "is not a file"
     except OSError as error:
-        hints = ["name a file that you may read", "write the whole image again"]
-        raise ResourceError(f"image: {path}: {error.strerror}", hints=hints) from error
+        problem = error.strerror or str(error)
+    hints = ["name a file that you may read", "write the whole image again"]
+    raise ResourceError(f"image: {path}: {problem}", hints=hints)
 
 
 @contextlib.contextmanager

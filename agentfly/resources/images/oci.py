@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, Validatio
 from agentfly.resources.errors import ResourceError
 from agentfly.resources.images.files import Files
 from agentfly.resources.images.layers import Layer, Source
-from agentfly.resources.images.stream import Budget
+from agentfly.resources.images.stream import Budget, shown
 
 DOCUMENT_MAX = 4 << 20
 """Bytes; what registries accept of a manifest."""
@@ -161,6 +161,10 @@ def _source(files: Files, digest: str, config: _Config, blobs: Sequence[tuple[st
         for (blob, packed), plain in zip(blobs, diff_ids, strict=True)
     )
     env = dict(entry.split("=", 1) for entry in (config.config and config.config.env) or () if "=" in entry)
+    if wrong := [name for name, value in env.items() if not name or "\0" in name + value]:
+        raise ResourceError(
+            f"image: {files.place}: its environment has {shown(wrong[0])}, which no process can"
+        )
     return Source(digest, layers, env)
 
 

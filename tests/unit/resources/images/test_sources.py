@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import platform
 import shutil
 from pathlib import Path
@@ -259,6 +260,23 @@ def test_links_in_an_archive_stay_in_it(tmp_path):
 def test_an_entry_that_leads_backwards_is_no_loop(tmp_path):
     (tmp_path / "i.tar").write_bytes(negative_size())
     assert "its data overlap" in refused("docker-archive:i.tar", tmp_path)
+
+
+def test_a_blob_that_is_no_file_is_refused_at_once(tmp_path):
+    for blob in (oci_layout(tmp_path / "layout", LOWER) / "blobs/sha256").iterdir():
+        before = blob.read_bytes()
+        blob.unlink()
+        assert f"{blob}: No such file or directory" in refused("oci:layout", tmp_path)
+        os.mkfifo(blob)
+        assert f"{blob}: is not a file" in refused("oci:layout", tmp_path)
+        blob.unlink()
+        blob.write_bytes(before)
+
+
+@pytest.mark.parametrize("entry", ["A=x\0y", "A\0=x", "=x"])
+def test_an_environment_that_no_process_can_have_is_refused(tmp_path, entry):
+    docker_archive(tmp_path / "i.tar", LOWER, env=["OK=1", entry])
+    assert "its environment has '" in refused("docker-archive:i.tar", tmp_path)
 
 
 def test_what_is_no_image_is_refused(tmp_path):
