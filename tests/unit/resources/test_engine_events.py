@@ -1,4 +1,4 @@
-"""Guarantee 8 of engine.py and 5 of members.py: what happens is told, where it is known. Time is virtual."""
+"""Guarantee 3 of leasing.py and 5 of members.py: what happens is told, where it is known. Time is virtual."""
 
 import asyncio
 
