@@ -148,6 +148,26 @@ def starve(pid: int) -> None:
         os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
 
 
+# What is the whole machine's.
+
+HUGE = """
+import ctypes, mmap, os
+for attempt in (lambda: mmap.mmap(-1, 2 << 20, 0x40022), lambda: os.memfd_create("x", os.MFD_HUGETLB)):
+    try:
+        attempt()
+        print("got them")
+    except OSError as error:
+        print(error.strerror)
+os.sync()
+print(ctypes.CDLL(None).syncfs(os.open("/.agentfly/sandboxd", os.O_RDONLY)))
+"""
+
+
+async def test_huge_pages_are_not_to_be_had_and_syncs_do_nothing(neighbour: Box) -> None:
+    told = await neighbour.sh("cat > huge.py; python3 huge.py; sync", stdin=HUGE)
+    assert told == "Cannot allocate memory\nCannot allocate memory\n0\n"
+
+
 # What the kernel counts for a user of the machine.
 
 HOLD = """

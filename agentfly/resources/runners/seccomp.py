@@ -11,7 +11,9 @@ Guarantees:
    or make the kernel load a module for anybody who asks.
 4. Scheduling and limits are a process's own to change: the daemon is one of the same user, and could be
    starved, or left without memory or descriptors.
-5. Calls of another architecture or of the x32 table are refused too: their numbers mean something else.
+5. Writing out everybody's files to disk does nothing, and there are no huge pages, of which the machine has a
+   fixed number: no control group of ours bounds either.
+6. Calls of another architecture or of the x32 table are refused too: their numbers mean something else.
 """
 
 import errno
@@ -19,7 +21,8 @@ import platform
 import struct
 from collections.abc import Sequence
 
-_LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT = 0x15, 0x35, 0x45
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
@@ -31,6 +34,8 @@ _INTERNET = (0, 1, 6, 17, 58, 262)
 """The usual one, ICMP, TCP, UDP, ICMPv6, MPTCP."""
 _NETLINK = (0, 4, 15)
 """Addresses and routes, lists of sockets, events of devices."""
+
+_MAP_HUGETLB, _MFD_HUGETLB = 0x40000, 0x4
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # (call, its numbers in the order of _AUDIT, the block of the program that decides about it)
@@ -55,6 +60,10 @@ _CALLS = (
     ("setpriority", (141, 140), "priority"),
     ("ioprio_set", (251, 30), "ioprio"),
     ("prlimit64", (302, 261), "limit"),
+    ("sync", (162, 81), "nothing"),
+    ("syncfs", (306, 267), "nothing"),
+    ("mmap", (9, 222), "map"),
+    ("memfd_create", (319, 279), "memory file"),
 )
 
 # One instruction: what it does, its constant, and where it goes on if it compared and found that or not:
@@ -109,6 +118,10 @@ def _blocks(machine: str) -> list[tuple[str, list[_Step]]]:
         ("new", [_argument(2), (_JUMP_EQUAL, 0, "", "refuse")]),
         ("new, upper half", [_argument(2, upper=True), (_JUMP_EQUAL, 0, "allow", "refuse")]),
         ("own", [_argument(0), (_JUMP_EQUAL, 0, "allow", "refuse")]),
+        ("nothing", [(_RETURN, _ERRNO, "", "")]),  # with no error: the call says that it was done
+        ("map", [_argument(3), (_JUMP_ANY_BIT, _MAP_HUGETLB, "no pages", "allow")]),
+        ("memory file", [_argument(1), (_JUMP_ANY_BIT, _MFD_HUGETLB, "no pages", "allow")]),
+        ("no pages", [(_RETURN, _ERRNO | errno.ENOMEM, "", "")]),
         ("refuse", [(_RETURN, _ERRNO | errno.EPERM, "", "")]),
         ("allow", [(_RETURN, _ALLOW, "", "")]),
     ]

@@ -183,7 +183,11 @@ def verdict(code: bytes, architecture: int, number: int, *arguments: int) -> int
         elif operation == 0x06:
             return int(value)
         else:
-            holds = accumulator == value if operation == 0x15 else accumulator >= value
+            holds = {
+                0x15: accumulator == value,
+                0x35: accumulator >= value,
+                0x45: accumulator & value != 0,
+            }[operation]
             at += if_true if holds else if_false
 
 
@@ -198,7 +202,8 @@ def test_filter_refuses_what_is_listed_and_nothing_else(machine: str, number: in
     assert code is not None
     column = list(REFUSED).index(machine)
     calls = [(numbers[column], block) for _, numbers, block in seccomp._CALLS]
-    listed = number in [call for call, block in calls if block not in ("family", "limit")]
+    passes = ("family", "limit", "map", "memory file")  # with these arguments
+    listed = number in [call for call, block in calls if block not in passes]
     allowed = verdict(code, audit, number, 1, 1, 0) == 0x7FFF0000
     assert allowed is not (listed or number >= 0x40000000)
     assert verdict(code, audit, keyctl) == 0x00050000 | 1
@@ -254,6 +259,23 @@ def test_filter_lets_a_process_change_its_own_scheduling_and_limits_alone(machin
     assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in others} == {  # type: ignore[misc]
         0x00050000 | errno.EPERM
     }
+
+
+@pytest.mark.parametrize(("machine", "mmap", "memfd"), [("x86_64", 9, 319), ("aarch64", 222, 279)])
+def test_filter_gives_no_huge_pages(machine: str, mmap: int, memfd: int) -> None:
+    code, audit = seccomp.program(machine), REFUSED[machine][0]
+    assert code is not None
+    assert verdict(code, audit, mmap, 0, 1 << 21, 3, 0x22) == 0x7FFF0000
+    assert verdict(code, audit, mmap, 0, 1 << 21, 3, 0x40022) == 0x00050000 | errno.ENOMEM
+    assert verdict(code, audit, mmap, 0, 1 << 21, 3, 0x22 | 21 << 26) == 0x7FFF0000  # a size alone is ignored
+    assert verdict(code, audit, memfd, 1, 1) == 0x7FFF0000
+    assert verdict(code, audit, memfd, 1, 5) == 0x00050000 | errno.ENOMEM
+
+
+def test_filter_lets_nobody_write_out_everything() -> None:
+    code = seccomp.program("x86_64")
+    assert code is not None
+    assert {verdict(code, REFUSED["x86_64"][0], number) for number in (162, 306)} == {0x00050000}
 
 
 def test_unknown_processor_has_no_filter() -> None:
