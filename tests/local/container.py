@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,11 @@ class Container:
 
 @contextlib.contextmanager
 def container(
-    root: Path, sandboxd: Path, reset: Mapping[str, object], volumes: Sequence[str] | None = None
+    root: Path,
+    sandboxd: Path,
+    reset: Mapping[str, object],
+    volumes: Sequence[str] | None = None,
+    files: Sequence[str] = (),
 ) -> Iterator[Container]:
     """Start one over a folder that it may write to, and end it.
 
@@ -39,9 +44,12 @@ def container(
         root: its root file system, used as it is; a folder beside it has the socket.
         reset: the ``reset`` of the daemon's configuration.
         volumes: folders of the root; all else is read-only then.
+        files: those of the root that are mounted by themselves, as engines do with /etc/hosts.
     """
     home = root.with_name(f"{root.name}.run")
     home.mkdir()
+    for name in files:
+        shutil.copy(f"{root}{name}", home)
     config = {"adminToken": ADMIN, "scratch": SCRATCH, "ownNetwork": True, "workdir": "/", "incarnation": 1}
     log, socket_path = home / "log", home / "s"
     with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as output:
@@ -49,7 +57,14 @@ def container(
         listener.listen(16)
         fd = listener.fileno()
         process = subprocess.Popen(
-            [*_arguments(root, sandboxd, volumes), "--", "/dev/sandboxd", "--listen-fd", str(fd)],
+            [
+                *_arguments(root, sandboxd, volumes),
+                *_mounted(home, files),
+                "--",
+                "/dev/sandboxd",
+                "--listen-fd",
+                str(fd),
+            ],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -68,6 +83,11 @@ def container(
             process.wait(END_S)
         process.kill()
         process.wait()
+
+
+def _mounted(home: Path, files: Sequence[str]) -> Iterator[str]:
+    for name in files:
+        yield from ("--bind", str(home / Path(name).name), name)
 
 
 def _arguments(root: Path, sandboxd: Path, volumes: Sequence[str] | None) -> Iterator[str]:

@@ -75,9 +75,13 @@ class Held:
 
 @asynccontextmanager
 async def held(
-    fresh: Path, sandboxd: Path, reset: Mapping[str, object], volumes: list[str] | None = None
+    fresh: Path,
+    sandboxd: Path,
+    reset: Mapping[str, object],
+    volumes: list[str] | None = None,
+    files: list[str] | None = None,
 ) -> AsyncIterator[Held]:
-    with container(fresh, sandboxd, {"timeoutSeconds": 20} | reset, volumes) as started:
+    with container(fresh, sandboxd, {"timeoutSeconds": 20} | reset, volumes, files or []) as started:
         made = Held(started.address)
         async with made.admin, made.client:
             try:
@@ -225,6 +229,23 @@ async def test_what_nobody_declared_must_not_change(fresh: Path, sandboxd: Path,
         assert (report.clean, report.method) == (False, "paths")
         assert report.reason is not None
         assert "undeclared" in report.reason or "was changed" in report.reason
+
+
+async def test_files_that_an_engine_mounts_are_put_back(fresh: Path, sandboxd: Path) -> None:
+    (fresh / "etc/termination-log").touch()
+    (fresh / "volume/work").mkdir(parents=True)
+    files = ["/etc/hosts", "/etc/termination-log"]
+    async with held(
+        fresh, sandboxd, {"method": "paths", "paths": ["/volume/work"]}, ["/volume"], files
+    ) as made:
+        look = f"cat {' '.join(files)}; stat -c '%a %Y' {' '.join(files)}"
+        before = await made.sh(look)
+        await made.sh(
+            f"for f in {' '.join(files)}; do echo evil >> $f; chmod 600 $f; touch -d @12345 $f; done"
+        )
+        report = await made.next()
+        assert report.reason is None
+        assert await made.sh(look) == before
 
 
 # 4. A spec's method reaches the daemon.

@@ -318,7 +318,7 @@ def host_name(name):
 
 def mount(path):
     LIBC.mount(b"none", path.encode(), b"tmpfs", 0, None)
-    LIBC.mount(path.encode(), b"/mnt", None, 4096, None)
+    LIBC.mount(path.encode(), b"/srv", None, 4096, None)
     LIBC.mount(b"none", b"/", None, (1 << 5) | (1 << 12), b"")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PYTHON = Path("/usr/bin/python3")
-PROGRAMS = ("sh", "sleep", "cat", "rm", "touch", "chmod", "cp", "ls", "git")
+PROGRAMS = ("sh", "sleep", "cat", "rm", "touch", "chmod", "cp", "ls", "stat", "git")
 LEFT_OUT = shutil.ignore_patterns(
     *("__pycache__", "test", "idlelib", "lib2to3", "tkinter", "turtledemo", "distutils", "pydoc_data"),
     *("ensurepip", "config-*", "*-packages", "asyncio", "xml", "unittest", "multiprocessing", "email"),
@@ -22,7 +22,7 @@ def missing() -> str | None:
 
 def build(target: Path) -> None:
     """Make the root in a new folder: about 500 files."""
-    for folder in ("usr/bin", "usr/lib", "etc", "tmp", "proc", "dev", "home", "mnt", "srv", "run", "workspace"):
+    for folder in ("usr/bin", "usr/lib", "etc", "tmp", "proc", "dev", "home", "srv", "run", "workspace"):
         (target / folder).mkdir(parents=True)
     for link, folder in (("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")):
         (target / link).symlink_to(folder)
