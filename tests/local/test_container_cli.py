@@ -190,6 +190,7 @@ CANARIES = {
     "deleted": ("rm /etc/group", "test ! -e /etc/group"),
     "device folder": ("echo canary > /dev/canary", "cat /dev/canary"),
     "mode of a device": ("chmod 600 /dev/zero", "stat -c %a /dev/zero | grep 600"),
+    "mode of a file of the kernel": ("chmod 640 /proc/meminfo", "stat -c %a /proc/meminfo | grep 640"),
 }
 
 
@@ -249,13 +250,14 @@ async def test_recreate_is_a_new_container_each_time(runner: ContainerCLIRunner)
 
 async def test_dead_container_is_replaced_by_a_reset(runner: ContainerCLIRunner) -> None:
     async with box(runner) as made:
+        await made.sh("chmod 640 /proc/meminfo")
         os.kill(made.member.handle.process.pid, signal.SIGKILL)
         assert await made.member.handle.dies_within(5)
         assert not (await runner.probe(made.member)).alive
         with pytest.raises(Infra, match="the sandbox died: its first process was killed"):
             await runner.lease(made.member, "first", 0, TOKEN, 30)
         assert not await made.next_lease()
-        assert await made.sh("echo alive") == "alive\n"
+        assert await made.sh("stat -c %a /proc/meminfo") == "444\n"
 
 
 # 3. Owners.

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentfly.resources.runners import container_cli_layer as layer
-from agentfly.resources.runners import kernel_quotas
+from agentfly.resources.runners import kernel_files, kernel_quotas
 from agentfly.resources.runners.attached import Attached, Door, spawn
 from agentfly.resources.runners.cgroups import DAEMON_TASKS
 from agentfly.resources.runners.owner_dir import OwnerDir
@@ -49,6 +49,7 @@ class AttachedSandbox(Sandbox):
         self.process: Attached | None = None
         self._trees: list[layer.Tree] = []
         self._before: layer.Stamps | None = None
+        self._kernel: kernel_files.Modes = {}
 
     @abstractmethod
     def command(self) -> tuple[list[str], Mapping[str, str] | None]:
@@ -103,6 +104,7 @@ class AttachedSandbox(Sandbox):
             table = Path(f"/proc/{pid}/mountinfo").read_text()
             self._trees = layer.watched(table, self.scratch(), f"/proc/{pid}/root")
             self._before = layer.stamps(self._trees)
+            self._kernel = kernel_files.read(Path(f"/proc/{pid}/root/proc"))
         except OSError as error:
             if self.process is None or not self.process.alive:
                 raise
@@ -116,8 +118,12 @@ class AttachedSandbox(Sandbox):
         """See ``Sandbox.last_words``."""
         return self.process.last_words() if self.process else ""
 
-    def residue(self) -> str | None:
+    def residue(self, declared: bool) -> str | None:
         """See ``Sandbox.residue``."""
+        assert self.process is not None
+        machine = kernel_files.changed(self._kernel, Path(f"/proc/{self.process.pid}/root/proc"))
+        if machine is not None or declared:
+            return machine
         if self._before is None:
             return "what was written to its root cannot be seen from here"
         return layer.difference(self._before, self._trees)
@@ -131,5 +137,6 @@ class AttachedSandbox(Sandbox):
                 await self.force()
                 self.process.kill()
                 await self.process.end()
+        kernel_files.put_back(self._kernel)  # it may have died with a reset or without
         await self.tidy()
         self._owner.drop(self.door.path)

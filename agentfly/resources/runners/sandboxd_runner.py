@@ -65,8 +65,12 @@ class Sandbox(ABC):
         """The reason in what was written while it lived, empty if there is none."""
 
     @abstractmethod
-    def residue(self) -> str | None:
-        """What outside the daemon's view is not as at the start, once nothing but the daemon runs."""
+    def residue(self, declared: bool) -> str | None:
+        """What outside the daemon's view is not as at the start, once nothing but the daemon runs.
+
+        Args:
+            declared: the daemon answers for everything that can be written in the sandbox.
+        """
 
     @abstractmethod
     async def remove(self) -> None:
@@ -172,9 +176,8 @@ class SandboxdRunner(ABC):
             report = await _admin(_sandbox(member)).reset(reset.timeout_s if declared else 0.0)
         except (SandboxUnreachable, SandboxError) as error:
             return await _post_mortem(member) or error.message
-        found = None if report.clean else report.reason or "it does not say why"
-        if report.clean and not declared:
-            found = _sandbox(member).residue()
+        left = _sandbox(member).residue(declared)  # whatever the daemon says: it may put something back
+        found = left if report.clean else report.reason or "it does not say why"
         if found is not None and member.keep_unclean:
             raise Unclean(f"member {member.id}: {found}")
         return found
