@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.api import ResourcePool
+from agentfly.local.paths import image_cache
+from agentfly.local.plane import data_plane
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.images.cache import ImageCache
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
@@ -147,6 +150,21 @@ def held(cache: ImageCache) -> list[str]:
         with contextlib.suppress(OSError):
             found.append(str(entry.readlink()))
     return [path for path in found if path.startswith(str(cache.folder))]
+
+
+async def test_a_run_keeps_its_images_in_the_cache(
+    layers: list[bytes], tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run_dir.with_name("x")))
+    path = docker_archive(tmp_path / "i.tar", *layers, env=ENV)
+    spec = {"type": "Container", "container": {"image": f"docker-archive:{path}"}, "capacity": {"max": 2}}
+    pool = ResourcePool.model_validate({"metadata": {"name": "box"}, "spec": spec})
+    async with data_plane([pool], logs_in=tmp_path, inference_python=path, start_timeout_s=1) as plane:
+        leases = [await plane.engine.acquire("box", "o", key=key, deadline=30) for key in ("a", "b")]
+        for lease in leases:
+            assert (await lease.sandbox.exec("cat /app/config; echo $GREETING")).stdout == "newof the image\n"
+            await lease.release()
+    assert image_cache().usage()[0] == 1
 
 
 async def test_a_failed_image_leaves_nothing(
