@@ -245,6 +245,18 @@ async def test_tenant_that_takes_all_leaves_its_neighbours_theirs(
         assert await neighbour.sh(f"python3 hold.py {kind} 1 0") == "1\n"
 
 
+RAISED = [
+    "echo 1000000 > /proc/sys/user/max_inotify_instances",
+    "prlimit --nofile=1000000:1000000 true",
+    "prlimit --sigpending=unlimited:unlimited true",
+    "prlimit --msgqueue=unlimited:unlimited true",
+]
+
+
+async def test_nobody_inside_raises_what_it_may_take(neighbour: Box) -> None:
+    assert [line for line in RAISED if (await neighbour.client.exec(line)).exit_code == 0] == []
+
+
 PIPES = """
 import os, resource, time
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
