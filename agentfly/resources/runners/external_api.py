@@ -19,14 +19,13 @@ import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-import aiohttp
 from aiohttp import web
 
 from agentfly.resources.errors import Infra
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.external_account import Refused, Usage
 from agentfly.resources.runners.external_gate import Gate
-from agentfly.resources.runners.external_proxy import IDLE_S, Answering, Proxy, TornError
+from agentfly.resources.runners.external_proxy import Answering, Proxy, TornError, client
 from agentfly.resources.runners.external_wire import bearer, check_base_url, refusal
 from agentfly.resources.spec import ExternalAPISpec, ResourceSpec
 
@@ -71,13 +70,7 @@ class Gateway:
     async def open(self) -> str:
         """Listen; the address."""
         async with AsyncExitStack() as life:
-            session = await life.enter_async_context(
-                aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),  # the gate limits
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    skip_auto_headers=("User-Agent",),
-                )
-            )
+            session = await life.enter_async_context(client())
             app = web.Application(client_max_size=REQUEST_MAX)
             app.router.add_route("*", "/{path:.*}", self._serve)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, handler_cancellation=True)
@@ -123,10 +116,10 @@ class Gateway:
 
     async def _leased(self, answering: Answering) -> web.StreamResponse:
         hold = self._holds.get(bearer(answering.request.headers))
-        if hold is None or self._proxy is None or hold.expires <= asyncio.get_running_loop().time():
+        if hold is None or self._proxy is None:
             raise _not_leased()
         try:
-            async with asyncio.timeout_at(hold.expires) as bound:
+            async with asyncio.timeout_at(hold.expires) as bound:  # of an expired one: at its first wait
                 hold.bounds.add(bound)
                 try:
                     return await self._proxy.forward(answering)

@@ -23,6 +23,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -31,7 +32,6 @@ from agentfly.resources.runners import external_limits, external_usage
 from agentfly.resources.runners.external_account import Refused
 from agentfly.resources.runners.external_gate import Gate, Pass
 from agentfly.resources.runners.external_keys import Key
-from agentfly.resources.runners.external_limits import Tokens
 from agentfly.resources.runners.external_usage import Mask
 from agentfly.resources.runners.external_wire import (
     Outgoing,
@@ -66,6 +66,27 @@ class _Failed:
     carried_out: bool = False  # perhaps
 
 
+@dataclass(slots=True)
+class _Progress:
+    sent: bool = False  # a part of the request may have reached the API
+
+
+def client() -> aiohttp.ClientSession:
+    """What sends the requests of a proxy."""
+
+    async def sent(session: aiohttp.ClientSession, context: Any, params: object) -> None:
+        context.trace_request_ctx.sent = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(sent)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),  # the gate limits
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent",),
+        trace_configs=[trace],
+    )
+
+
 class Answering:
     """The answer to one request of a holder. ``begun`` is None until a part of it was sent."""
 
@@ -93,8 +114,7 @@ class Proxy:
         self._spec = spec
         self._gate = gate
         self._session = session
-        # Below the timeout of the whole try, so that a request that never left is known as such.
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=min(CONNECT_S, spec.timeout_s / 2))
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
 
     async def forward(self, answering: Answering) -> web.StreamResponse:
         """The API's answer to a holder's request.
@@ -157,8 +177,9 @@ class Proxy:
     ) -> web.StreamResponse | _Failed:
         """One try, which is settled however it ends: what is known of its cost, and of the API."""
         mask = Mask([key.value, *self._gate.account.keys.values])
-        cost: Tokens | None = out.estimate  # if it is cut short
+        code, tail = 200, bytearray()  # what was seen of the answer; without any, it may have been a good one
         ok: bool | None = None
+        progress = _Progress()
         try:
             async with (
                 asyncio.timeout(self._spec.timeout_s),
@@ -169,19 +190,19 @@ class Proxy:
                     data=out.body or None,
                     allow_redirects=False,
                     timeout=self._timeout,
+                    trace_request_ctx=progress,
                 ) as answer,
             ):
-                ok = not is_failure(answer.status)
+                code = answer.status
+                ok = not is_failure(code)
                 waits = external_limits.retry_after(
                     answer.headers.get("Retry-After"), answer.headers.get("Date"), time.time()
                 )
-                meaning = verdict(answer.status, waits=waits is not None)
+                meaning = verdict(code, waits=waits is not None)
                 if meaning is Verdict.FORBIDDEN and not admission.skip(key):
                     meaning = Verdict.FINAL
                 if meaning is Verdict.FINAL:
-                    response, cost = await self._deliver(answering, answer, mask, out.estimate)
-                    return response
-                cost = Tokens()
+                    return await self._deliver(answering, answer, mask, tail)
                 if meaning is Verdict.REFUSED and not key.value:
                     raise Refused(
                         "credentials", "the API asks for a key", hints=("add credentials to the pool",)
@@ -189,28 +210,31 @@ class Proxy:
                 if meaning is Verdict.REDIRECT:
                     raise _redirected(answer, mask)
                 return _Failed(meaning, await _quoted(answer, mask), waits, meaning is Verdict.FAILED)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            cost, ok = None, False
-            return _Failed(Verdict.FAILED, f"no connection: {_why(error, mask)}")
-        except TimeoutError:
-            ok = False if ok is None else None  # an answer that takes long may wait for its reader
-            return _lost(answering, f"no whole answer in {self._spec.timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            ok = False
-            return _lost(answering, f"its answer was lost: {_why(error, mask)}")
+            late = isinstance(error, TimeoutError)
+            ok = (
+                None if late and ok is not None else False
+            )  # an answer that takes long may wait for its reader
+            if not progress.sent:
+                return _Failed(Verdict.FAILED, f"no connection: {_why(error, mask)}")
+            text = f"no whole answer in {self._spec.timeout_s:g} s" if late else _why(error, mask)
+            if answering.begun is not None:
+                raise TornError(text) from None
+            return _Failed(Verdict.FAILED, f"its answer was lost: {text}", carried_out=True)
         except _HolderGoneError as error:
             raise TornError("the holder went away") from error.__cause__
         finally:
-            admission.settle(used=cost, ok=ok)
+            used = external_usage.used(code, bytes(tail), out.estimate) if progress.sent else None
+            admission.settle(used=used, ok=ok)
 
     async def _deliver(
-        self, answering: Answering, answer: aiohttp.ClientResponse, mask: Mask, estimate: Tokens
-    ) -> tuple[web.StreamResponse, Tokens]:
-        """Pass an answer on, and say what it cost."""
+        self, answering: Answering, answer: aiohttp.ClientResponse, mask: Mask, tail: bytearray
+    ) -> web.StreamResponse:
+        """Pass an answer on, and keep its end in ``tail``, also if it is cut short."""
         headers = returned_headers(answer.headers, mask)
         streamed = web.StreamResponse(status=answer.status, headers=headers)
         together = WHOLE_MAX if answer.content_type == "application/json" else 0
-        size, tail, ready = 0, bytearray(), bytearray()
+        size, ready = 0, bytearray()
         async for chunk in answer.content.iter_any():
             size += len(chunk)
             if size > ANSWER_MAX:
@@ -222,11 +246,10 @@ class Proxy:
                 await self._write(answering, streamed, ready)
                 together = 0
         ready += mask.end()
-        cost = external_usage.used(answer.status, bytes(tail), estimate)
         if answering.begun is None:
-            return web.Response(status=answer.status, headers=headers, body=bytes(ready)), cost
+            return web.Response(status=answer.status, headers=headers, body=bytes(ready))
         await self._write(answering, streamed, ready)
-        return streamed, cost
+        return streamed
 
     async def _write(self, answering: Answering, streamed: web.StreamResponse, ready: bytearray) -> None:
         try:
@@ -238,12 +261,6 @@ class Proxy:
 
 class _HolderGoneError(Exception):
     """The holder does not take its answer any more."""
-
-
-def _lost(answering: Answering, text: str) -> _Failed:
-    if answering.begun is not None:
-        raise TornError(text) from None
-    return _Failed(Verdict.FAILED, text, carried_out=True)
 
 
 def _gave_up(result: _Failed, tries: int) -> Refused:

@@ -4,7 +4,7 @@ Guarantees:
 1. Before: a JSON object has a token for every 4 bytes, anything else none. Its answer has as many as it
    allows (``max_tokens`` and its kin, times ``n``), or ``OUTPUT_GUESS`` where a prompt allows any number.
 2. After: what the answer says under ``usage``, the last word where it says so several times (a stream); the
-   estimate for each of the two numbers that it does not say, nothing for an answer that is an error.
+   estimate for each of the two numbers that it does not say, nothing for an answer that is no success.
 3. A masked stream never contains the secret, in whatever pieces it arrives; nothing else is changed or kept
    back. Secrets shorter than ``SECRET_MIN`` are placeholders, and are left alone.
 """
@@ -55,7 +55,7 @@ def used(status: int, tail: bytes, estimated: Tokens) -> Tokens:
         except (ValueError, RecursionError):
             continue
         said |= {name: n for name in _INPUT + _OUTPUT if (n := _count(usage.get(name))) is not None}
-    guess = Tokens() if status >= 400 else estimated
+    guess = Tokens() if status >= 300 else estimated
     return Tokens(
         next((said[name] for name in _INPUT if name in said), guess.input),
         next((said[name] for name in _OUTPUT if name in said), guess.output if not said else 0),

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from agentfly.resources.runners import external_proxy
+from agentfly.resources.runners import external_limits, external_proxy
 from agentfly.resources.spec import CircuitBreaker, ExternalAPISpec
 from tests.unit.resources.runners.misbehaving_api import (
     API,
@@ -179,12 +179,17 @@ async def test_wait_for_a_place_ends_at_the_timeout_with_the_limit_named(api: AP
         assert [(await each)[0] for each in served] == [200, 200], "the wait is not taken from the try"
 
 
-async def test_server_that_takes_no_connection_is_tried_again_within_the_timeout(api: API) -> None:
+@pytest.mark.parametrize(("connect_s", "timeout_s"), [(0.05, 30.0), (30.0, 0.05)])
+async def test_server_that_takes_no_connection_is_tried_again_soon_and_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, connect_s: float, timeout_s: float
+) -> None:
+    monkeypatch.setattr(external_limits, "BACKOFF_S", (0.001, 0.01))
+    monkeypatch.setattr(external_proxy, "CONNECT_S", connect_s)
     with _deaf() as url:
-        async with held(ExternalAPISpec(base_url=url, timeout_s=0.1, max_retries=2)) as holder:
-            answer, body = await holder.ask()
+        async with held(ExternalAPISpec(base_url=url, timeout_s=timeout_s, max_retries=2)) as holder:
+            answer, body = await asyncio.wait_for(holder.ask(), 20)
             assert (answer, body["error"]["code"]) == (502, "failed")
-            assert "3 tries" in body["error"]["message"]
+            assert "3 tries: no connection" in body["error"]["message"]
             assert (holder.usage.failures, holder.usage.calls) == (3, 0)
 
 
@@ -218,6 +223,21 @@ async def test_stream_without_usage_is_counted_at_its_estimate(api: API) -> None
         async with holder.post() as answer:
             await answer.read()
         assert holder.usage.output_tokens == CHAT["max_tokens"]
+
+
+async def test_holder_that_hangs_up_after_the_last_word_pays_what_it_said(api: API) -> None:
+    async def behave(request: web.Request) -> web.StreamResponse:
+        await stream(*EVENTS, LAST)(request)
+        return await hang(request)
+
+    api.script = [behave]
+    async with held(spec(api)) as holder:
+        answer = await holder.post()
+        await answer.content.readuntil(b"[DONE]\n\n")
+        answer.close()
+        await until(lambda: holder.usage.in_flight == 0)
+        usage = holder.usage
+    assert (usage.input_tokens, usage.output_tokens) == (7, 3)
 
 
 async def test_large_answer_does_not_stay_in_memory(api: API, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,18 +368,21 @@ async def test_key_that_is_echoed_is_masked(api: API, code: int, caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("before", "filler", "sizes"),
     [
-        pytest.param(raw(b"HTTP/1.1 500 no\r\n\r\n" + b" " * 1180 + KEY.encode()), id="where the quote ends"),
-        pytest.param(raw(b"x" * (external_proxy.QUOTE_MAX - 70) + KEY.encode() + b"\r\n\r\n"), id="garbage"),
+        pytest.param(b"HTTP/1.1 500 no\r\n\r\n", b" ", range(1170, 1200, 8), id="body"),
+        pytest.param(b"", b"x", range(200, 300, 8), id="garbage"),
     ],
 )
-async def test_no_part_of_a_key_is_quoted(api: API, answer: Any) -> None:
-    api.default = answer
-    async with held(spec(api, max_retries=0)) as holder:
-        _, body = await holder.ask()
-    assert body["error"]["code"] == "failed"
-    assert KEY[:8] not in str(body)
+async def test_no_part_of_a_key_is_quoted_where_the_quote_ends(
+    api: API, before: bytes, filler: bytes, sizes: range
+) -> None:
+    api.script = [raw(before + filler * size + KEY.encode() + b"\r\n\r\n") for size in sizes]
+    async with held(spec(api, max_retries=0, circuit_breaker=CircuitBreaker(failures=99))) as holder:
+        for _ in sizes:
+            _, body = await holder.ask()
+            assert body["error"]["code"] == "failed"
+            assert KEY[:8] not in str(body)
 
 
 async def test_bytes_that_are_no_text_break_nothing(api: API) -> None:
