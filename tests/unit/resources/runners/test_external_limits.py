@@ -4,7 +4,7 @@ import math
 from email.utils import formatdate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.resources.runners import external_limits
@@ -29,6 +29,7 @@ SLACK = 1e-6  # of floating point
     rate=st.floats(0.1, 1000),
     steps=st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 3000)), max_size=40),
 )
+@settings(deadline=None)
 def test_rate_in_any_window_is_at_most_burst_and_refill(rate, steps):
     bucket, now, taken = Bucket(rate), 0.0, []
     for pause, amount in steps:
@@ -44,6 +45,7 @@ def test_rate_in_any_window_is_at_most_burst_and_refill(rate, steps):
 
 
 @given(rate=st.floats(0.1, 1000), amount=st.floats(0.1, 1e6))
+@settings(deadline=None)
 def test_any_amount_is_ready_at_last(rate, amount):
     bucket = Bucket(rate)
     bucket.take(amount, 0.0)
@@ -144,6 +146,7 @@ PRICES = {"usd_per_million_input": 1e6, "usd_per_million_output": 2e6}  # 1 and 
     usd=st.floats(1, 100),
     requests=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), max_size=40),
 )
+@settings(deadline=None)
 def test_budget_is_exceeded_by_one_estimate_at_most(usd, requests):
     spending, flying, largest = Spending(Budget(usd=usd, **PRICES)), [], 0.0
     for estimated, part, ends in requests:
@@ -186,6 +189,7 @@ def test_price_is_that_of_a_million_tokens():
 
 
 @given(tries=st.integers(1, 10_000), chance=st.floats(0, 1))
+@settings(deadline=None)
 def test_backoff_grows_to_its_longest_and_has_full_jitter(tries, chance):
     first, longest = BACKOFF_S
     assert backoff(tries, 0.0) == 0.0
@@ -224,6 +228,7 @@ def test_date_is_measured_by_the_clock_of_the_api():
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
+@settings(deadline=None)
 def test_any_retry_after_is_read_or_ignored(value, date):
     seconds = retry_after(value, date, WALL)
     assert seconds is None or 0 <= seconds <= external_limits.RETRY_AFTER_MAX_S
