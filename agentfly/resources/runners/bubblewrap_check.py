@@ -94,7 +94,7 @@ def explain(words: str, bwrap: Path, run_dir: Path, sysctls: Path) -> str:
     """Turn bubblewrap's words into a reason a person can act on."""
     if "overlay" in words:
         return (
-            f"bubblewrap: no overlay: {words}; it takes Linux 5.11, and before 6.6 its writes are in {run_dir}: "
+            f"bubblewrap: no overlay: {words}; it takes Linux 5.11, before 6.6 its writes are in {run_dir}: "
             "use a run_dir on a local disk or on tmpfs (not on an overlay, as in a container, and not on NFS)"
         )
     if "namespace" in words or "uid map" in words or "Operation not permitted" in words:
