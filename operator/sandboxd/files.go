@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -82,6 +83,9 @@ func filePath(r *http.Request) (string, error) {
 	path := r.URL.Query().Get("path")
 	if !filepath.IsAbs(path) {
 		return "", badRequest("path: " + strconv.Quote(path) + " is not absolute")
+	}
+	if strings.ContainsRune(path, 0) || len(path) >= maxPath {
+		return "", badRequest("path: has a NUL byte, or more than " + strconv.Itoa(maxPath) + " bytes")
 	}
 	return filepath.Clean(path), nil
 }

@@ -27,7 +27,7 @@ def _go() -> str:
 def sandboxd() -> Path:
     """The daemon's binary, not older than its source."""
     target = ROOT / "build" / "sandboxd"
-    newest = max(path.stat().st_mtime for path in SOURCE.rglob("*") if path.suffix in (".go", ".mod"))
+    newest = max(path.stat().st_mtime for path in SOURCE.rglob("*") if path.suffix in (".go", ".s", ".mod"))
     if not target.exists() or target.stat().st_mtime < newest:
         target.parent.mkdir(exist_ok=True)
         fresh = target.with_name(f"sandboxd.{os.getpid()}")
