@@ -172,7 +172,7 @@ class Credential(ApiModel):
         default=None,
         min_length=1,
         max_length=1024,
-        description="File with the key, read at every start. Absent: env is read.",
+        description="File with the key, read again while the pool lives. Absent: env is read.",
     )
     rules: ClassVar = (
         Rule(
@@ -242,7 +242,11 @@ class ExternalAPI(ApiModel):
     tokens_per_second: float | None = Field(
         default=None, gt=0, description="Rate of tokens, input and output. Absent: not limited."
     )
-    timeout_seconds: Int = Field(default=120, ge=1, description="Longest request. Default 120.")
+    timeout_seconds: Int = Field(
+        default=120,
+        ge=1,
+        description="Longest try of a request, and longest that one waits in all. Default 120.",
+    )
     max_retries: int = Field(
         default=3, ge=0, le=10, description="Further tries of a request that failed there. Default 3."
     )
