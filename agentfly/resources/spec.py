@@ -221,6 +221,10 @@ class PoolSpec(BaseModel):
             raise ValueError(f"reserved: {sum(self.reserved.values())} members leave none of max: {self.max}")
         if self.quarantine >= self.max:
             raise ValueError(f"quarantine: {self.quarantine} members could fill all of max: {self.max}")
+        if self.shared and self.reserved:
+            raise ValueError("reserved: every holder of a shared pool has a member at once")
+        if self.shared and self.per_image:
+            raise ValueError("per_image: the members of a shared pool are alike")
         if self.per_image and not isinstance(self.resource, ContainerSpec):
             raise ValueError(f"per_image: a {self.resource.kind} has no image")
         return self

@@ -6,9 +6,6 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.unit.resources.pool_shadow import PoolShadow
 
-RUNS = 200
-STEPS = 20
-
 
 class SharedPool(PoolShadow):
     shared = True
@@ -18,8 +15,8 @@ class PoolOfImages(PoolShadow):
     images = ("", "a", "b")
 
 
-@pytest.mark.parametrize("machine", [PoolShadow, SharedPool, PoolOfImages])
-def test_pool_holds_under_any_order_of_events(machine):
+@pytest.mark.parametrize(("machine", "runs"), [(PoolShadow, 900), (SharedPool, 500), (PoolOfImages, 700)])
+def test_pool_holds_under_any_order_of_events(machine, runs):
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=RUNS, stateful_step_count=STEPS, deadline=None)
+        machine, settings=settings(max_examples=runs, stateful_step_count=20, deadline=None)
     )

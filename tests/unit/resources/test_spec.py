@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from agentfly.errors import AgentflyError
 from agentfly.resources import errors
-from agentfly.resources.spec import ContainerSpec, ModelServiceSpec, PoolSpec, parse_spec
+from agentfly.resources.spec import ContainerSpec, InProcessSpec, ModelServiceSpec, PoolSpec, parse_spec
 
 OTHER_VALUES = {
     "image": "/srv/root",
@@ -100,6 +100,24 @@ def test_pool_numbers_out_of_range_are_refused(fields):
     with pytest.raises(ValidationError) as refused:
         PoolSpec(name="p", resource=ContainerSpec(), **fields)
     assert refused.value.errors()[0]["loc"] == tuple(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"reserved": {"verify": 2}}, "reserved: 2 members leave none of max: 2"),
+        ({"quarantine": 2}, "quarantine: 2 members could fill all of max: 2"),
+        ({"shared": True, "reserved": {"verify": 1}}, "reserved: every holder of a shared pool has a member"),
+        ({"shared": True, "per_image": True}, "per_image: the members of a shared pool are alike"),
+        (
+            {"per_image": True, "resource": InProcessSpec(entrypoint="a:b")},
+            "per_image: a in-process has no image",
+        ),
+    ],
+)
+def test_what_a_pool_cannot_be_is_refused(fields, why):
+    with pytest.raises(ValidationError, match=why):
+        PoolSpec(**{"name": "p", "resource": ContainerSpec(), "max": 2, **fields})
 
 
 def test_specs_cannot_be_changed():
