@@ -6,6 +6,7 @@ the sandbox alternate with the same commands forked by this process.
 """
 
 import asyncio
+import json
 import subprocess
 import time
 from collections.abc import Sequence
@@ -28,6 +29,17 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("/bin/true", ("/bin/true",)),
     ("sh -c 'echo hi'", ("sh", "-c", "echo hi")),
 )
+BARE = """
+import json, os, sys, time
+quiet = [(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]
+seconds = []
+for _ in range(int(sys.argv[1])):
+    began = time.perf_counter()
+    os.waitpid(os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ, file_actions=quiet), 0)
+    seconds.append(time.perf_counter() - began)
+print(json.dumps(seconds))
+"""
+"""Forks and waits, and nothing else: the least that a command costs in a sandbox. Run there."""
 
 
 @dataclass
@@ -118,6 +130,7 @@ class Execs:
     boxed: Series = field(default_factory=Series)
     inside: Series = field(default_factory=Series)
     again: Series = field(default_factory=Series)
+    bare: Series = field(default_factory=Series)
 
     def add(self, rounds: Sequence[Sequence[float]]) -> None:
         """Add the rounds of one repeat."""
@@ -135,9 +148,12 @@ async def execs(runner: BubblewrapRunner) -> dict[str, Execs]:
         async with SandboxClient(member.address, TOKEN) as client:
             for repeat in range(REPEATS + 1):
                 for name, argv in COMMANDS:
-                    samples = [await _round(client, argv) for _ in range(EXECS if repeat else 5)]
+                    count = EXECS if repeat else 5
+                    samples = [await _round(client, argv) for _ in range(count)]
+                    loop = await client.exec(["python3", "-c", BARE, str(count), *argv], timeout=BARE_S)
                     if repeat:  # the first one is the warm-up
                         found[name].add(samples)
+                        found[name].bare.add(json.loads(loop.stdout))
     finally:
         await runner.stop(member)
     return found
@@ -176,11 +192,14 @@ def execs_section(found: dict[str, Execs]) -> Section:
     for name, each in found.items():
         what = f"`{name}` through sandboxd"
         ratios += [
+            Ratio(what, "bare fork, exec and wait in the sandbox", ratio(each.boxed, each.bare)),
+            Ratio("of this, in the daemon", "the same", ratio(each.inside, each.bare)),
             Ratio(what, "`subprocess.run`, no sandbox", ratio(each.boxed, each.blocking)),
             Ratio(what, "`asyncio.create_subprocess_exec`, no sandbox", ratio(each.boxed, each.forked)),
             Ratio(f"noise: asyncio, `{name}`", "itself, a moment later", ratio(each.forked, each.again)),
         ]
         rows += [
+            [f"`{name}`", "bare, in the sandbox", *percentiles(each.bare)],
             [f"`{name}`", "subprocess.run, no sandbox", *percentiles(each.blocking)],
             [f"`{name}`", "asyncio, no sandbox", *percentiles(each.forked)],
             [f"`{name}`", "through sandboxd", *percentiles(each.boxed)],
@@ -190,7 +209,9 @@ def execs_section(found: dict[str, Execs]) -> Section:
         "`SandboxClient.exec` (a request over a unix socket, the daemon's fork and exec in the sandbox, the "
         "answer) against the same arguments forked by this process with captured output, alternating "
         "command by command: by `subprocess.run`, which blocks the event loop and is the least that Python "
-        "needs, and by `asyncio.create_subprocess_exec`, which does not block."
+        "needs, and by `asyncio.create_subprocess_exec`, which does not block. *Bare, in the sandbox*: the "
+        "same arguments spawned and waited for by a loop in the sandbox, without capturing output, between "
+        "the rounds: no daemon can be faster than that."
     )
     table = Table(
         "Commands",
