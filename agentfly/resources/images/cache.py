@@ -32,7 +32,7 @@ from agentfly.resources.errors import ResourceError
 from agentfly.resources.images.layers import Source, unpack
 from agentfly.resources.images.reference import Reference
 from agentfly.resources.images.sources import opened
-from agentfly.resources.images.stream import Budget, too_large
+from agentfly.resources.images.stream import Budget, DoesNotFit, too_large
 from agentfly.resources.runners.owner_dir import delete
 
 PAUSE_S = 0.05
@@ -81,6 +81,8 @@ class ImageCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
             return self._hold(reference, check, digest)
+        except DoesNotFit as error:
+            raise ResourceError(f"image: {reference} {error.message}", hints=error.hints) from error
         except OSError as error:
             hints = ["make room there, or set XDG_CACHE_HOME to a folder on a local disk"]
             raise ResourceError(
@@ -153,10 +155,10 @@ class ImageCache:
         root.chmod(0o755)
         unpack(source, str(root), budget)
         size = _size(str(root))
-        self._make_room(size, source.digest)
+        self._make_room(size)
         (part / "image.json").write_text(json.dumps({"env": dict(source.env), "size": size}))
 
-    def _make_room(self, size: int, digest: str) -> None:
+    def _make_room(self, size: int) -> None:
         images = sorted(self._images()) if size <= self.limit else []
         total = sum(other for _, other, _ in images)
         for _, other, path in images:
@@ -167,8 +169,8 @@ class ImageCache:
         if size > self.limit:
             raise too_large(self.limit)
         if total + size > self.limit:
-            raise ResourceError(
-                f"image: {digest}: {size / 2**30:.3g} GiB do not fit into the image cache: of its limit of "
+            raise DoesNotFit(
+                f"has {size / 2**30:.3g} GiB and finds no room in the image cache: of its limit of "
                 f"{self.limit / 2**30:.3g} GiB, {total / 2**30:.3g} are images in use",
                 hints=["end what uses them, or raise AGENTFLY_IMAGE_CACHE_GIB"],
             )

@@ -53,7 +53,7 @@ class Budget:
         """Count bytes after decompression.
 
         Raises:
-            ResourceError: the image is larger than the cache may be.
+            DoesNotFit: the image is larger than the cache may be.
         """
         self.check()
         self.bytes -= count
@@ -65,13 +65,17 @@ class Budget:
         self.check()
         self.entries -= 1
         if self.entries < 0:
-            raise ResourceError("image: has too many entries", hints=["use an image of fewer files"])
+            raise DoesNotFit(f"has more than {ENTRIES_MAX:,} entries", hints=["use an image of fewer files"])
 
 
-def too_large(limit: int) -> ResourceError:
+class DoesNotFit(ResourceError):
+    """An image is larger than it may be. The text begins after the image's name."""
+
+
+def too_large(limit: int) -> DoesNotFit:
     """The error of an image that can never be kept."""
-    return ResourceError(
-        f"image: has more than {limit / 2**30:.3g} GiB, the limit of the image cache",
+    return DoesNotFit(
+        f"has more than {limit / 2**30:.3g} GiB, the limit of the image cache (AGENTFLY_IMAGE_CACHE_GIB)",
         hints=["use a smaller image, or raise AGENTFLY_IMAGE_CACHE_GIB"],
     )
 

@@ -229,6 +229,7 @@ def test_an_image_in_use_stays_in_this_process_and_in_others(held, tmp_path):
         assert [theirs.stdout.readline() for _ in range(2)] == ["unpacks\n", "holds\n"]
         with pytest.raises(ResourceError) as caught:
             held.hold(tarball(tmp_path / "new.tar", 25 << 15))
+        assert f"image: tar:{tmp_path}/new.tar has 0.0" in str(caught.value)
         assert "of its limit of 0.00195 GiB, 0.00153 are images in use" in str(caught.value)
         assert "AGENTFLY_IMAGE_CACHE_GIB" in caught.value.hints[0]
         assert len(kept(held.folder)) == 2
@@ -263,7 +264,9 @@ def test_an_image_above_the_limit_is_refused_and_evicts_nothing(held, tmp_path):
         tarball(tmp_path / "large.tar", 65 << 15),
         Reference("tar", str(tmp_path / "many.tar")),
     ):
-        with pytest.raises(ResourceError, match=r"has more than 0\.00195 GiB, the limit of the image cache"):
+        with pytest.raises(
+            ResourceError, match=r"\.tar has more than 0\.00195 GiB, the limit of the image cache"
+        ):
             held.hold(reference)
     assert kept(held.folder) == [Path(small.root).parent.name]
 
