@@ -215,7 +215,9 @@ def remove_left(folder: Path) -> bool:
     label = f"label={command_line.OWNER_LABEL}={owner}"
     try:
         for _ in range(2):
-            listed = engines.call(engine, "ps", "--all", "--quiet", "--filter", label, deadline=REMOVE_S)
+            listed = engines.call(
+                engine.command, "ps", "--all", "--quiet", "--filter", label, deadline=REMOVE_S
+            )
             if not listed:
                 return True
             _discard(engine, listed.split())
@@ -232,4 +234,4 @@ def _discard(engine: Engine, names: Sequence[str]) -> None:
     """
     for command in (["kill", "--signal", "KILL"], ["rm", "--force", "--volumes"]):
         with contextlib.suppress(engines.CallFailed):
-            engines.call(engine, *command, *names, deadline=REMOVE_S)
+            engines.call(engine.command, *command, *names, deadline=REMOVE_S)

@@ -48,6 +48,10 @@ class CallFailed(Exception):
     """A command ended with an error, or not in time. Its text is the reason."""
 
 
+class NoAnswer(CallFailed):
+    """It did not end in time; trying again would take as long."""
+
+
 def find(sandboxd: Path, commands: Sequence[Sequence[str]]) -> Found:
     """Try these in turn.
 
@@ -75,21 +79,23 @@ def _probe(command: tuple[str, ...], sandboxd: Path) -> Engine:
     """The engine with the first set of flags that works.
 
     Raises:
-        CallFailed: none does; the reason is that of the first.
+        CallFailed: none does; the reason is that of the first, or that one did not end.
     """
     path = shutil.which(command[0])
     if path is None:
         raise CallFailed("not found on PATH")
     engine = Engine((path, *command[1:]))
-    call(engine, "version", deadline=ANSWER_S)
+    call(engine.command, "version", deadline=ANSWER_S)
     try:
-        call(engine, "image", "inspect", PROBE_IMAGE, deadline=ANSWER_S)
+        call(engine.command, "image", "inspect", PROBE_IMAGE, deadline=ANSWER_S)
     except CallFailed:
-        call(engine, "load", deadline=PROBE_S, stdin=docker_archive(PROBE_IMAGE, empty_layer(), {}))
+        call(engine.command, "load", deadline=PROBE_S, stdin=docker_archive(PROBE_IMAGE, empty_layer(), {}))
     first: CallFailed | None = None
     for attempt in _variants(engine):
         try:
             _run(attempt, sandboxd)
+        except NoAnswer:
+            raise
         except CallFailed as error:
             first = first or error
             continue
@@ -120,7 +126,7 @@ def _own_limits() -> Iterator[tuple[str, int]]:
 def _run(engine: Engine, sandboxd: Path, *more: str) -> None:
     bounds = limits(ContainerSpec(runtime="container-cli")) if engine.limits else []
     call(
-        engine,
+        engine.command,
         *(
             "run",
             "--rm",
@@ -144,7 +150,7 @@ def _run(engine: Engine, sandboxd: Path, *more: str) -> None:
     )
 
 
-def call(engine: Engine, *arguments: str, deadline: float, stdin: bytes = b"") -> str:
+def call(command: Sequence[str], *arguments: str, deadline: float, stdin: bytes = b"") -> str:
     """Run a command and return what it printed.
 
     Raises:
@@ -152,17 +158,17 @@ def call(engine: Engine, *arguments: str, deadline: float, stdin: bytes = b"") -
     """
     try:
         ended = subprocess.run(
-            [*engine.command, *arguments], input=stdin, capture_output=True, timeout=deadline, check=False
+            [*command, *arguments], input=stdin, capture_output=True, timeout=deadline, check=False
         )
     except subprocess.TimeoutExpired:
-        raise CallFailed(f"no answer in {deadline:g} s") from None
+        raise NoAnswer(f"no answer in {deadline:g} s") from None
     except OSError as error:
         raise CallFailed(str(error)) from error
     return _result(ended.returncode, ended.stdout, ended.stderr)
 
 
 async def call_async(
-    engine: Engine,
+    command: Sequence[str],
     *arguments: str,
     deadline: float,
     stdin: int | None = None,
@@ -179,7 +185,7 @@ async def call_async(
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *engine.command,
+            *command,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
             stdout=asyncio.subprocess.PIPE,
@@ -193,7 +199,7 @@ async def call_async(
         async with asyncio.timeout(deadline):
             out, err = await process.communicate()
     except TimeoutError:
-        raise CallFailed(f"no answer in {deadline:g} s") from None
+        raise NoAnswer(f"no answer in {deadline:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()

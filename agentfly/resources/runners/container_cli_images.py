@@ -118,7 +118,7 @@ class Images:
 
     async def _look(self, name: str) -> Image | None:
         try:
-            found = await call_async(self._engine, "image", "inspect", name, deadline=LOOK_S)
+            found = await call_async(self._engine.command, "image", "inspect", name, deadline=LOOK_S)
         except CallFailed:
             return None
         image = json.loads(found)[0]
@@ -127,21 +127,21 @@ class Images:
         return Image(image["Id"], config.get("User") or "", env)
 
     async def _pull(self, name: str) -> Image:
-        await call_async(self._engine, "pull", "--quiet", name, deadline=PULL_S)
+        await call_async(self._engine.command, "pull", "--quiet", name, deadline=PULL_S)
         return await self._present(name)
 
     async def _import(self, reference: Reference, name: str) -> Image:
         path = Path(reference.path)
         if reference.form in ("tar", "dir"):
             with _content(path) as source:
-                await call_async(self._engine, "import", "-", name, deadline=PULL_S, stdin=source)
+                await call_async(self._engine.command, "import", "-", name, deadline=PULL_S, stdin=source)
         else:
             with _content(path) as source:
-                said = await call_async(self._engine, "load", deadline=PULL_S, stdin=source)
+                said = await call_async(self._engine.command, "load", deadline=PULL_S, stdin=source)
             loaded = [part for line in LOADED.findall(said) for part in line.split(",")]
             if not loaded:
                 raise CallFailed(f"load says nothing of an image: {said[-200:]}")
-            await call_async(self._engine, "tag", reference.name or loaded[-1], name, deadline=LOOK_S)
+            await call_async(self._engine.command, "tag", reference.name or loaded[-1], name, deadline=LOOK_S)
         return await self._present(name)
 
     async def _present(self, name: str) -> Image:

@@ -34,7 +34,7 @@ from agentfly.resources.runners import host_root
 from agentfly.resources.runners.attached import reason
 from agentfly.resources.runners.attached_sandbox import SHM, AttachedSandbox
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Limits
-from agentfly.resources.runners.container_cli_command import DAEMON, HANDOVER, SHARED, Engine, Scratch
+from agentfly.resources.runners.container_cli_command import DAEMON, HANDOVER, SHARED, Scratch
 from agentfly.resources.runners.container_cli_engine import CallFailed, call, call_async
 from agentfly.resources.runners.container_cli_images import PULL_S, Once
 from agentfly.resources.runners.owner_dir import OwnerDir, delete
@@ -256,7 +256,7 @@ class EnrootRunner(SandboxdRunner):
                 return f"{program}: not found on PATH; install {package}"
         enroot = str(shutil.which("enroot"))
         try:
-            call(Engine((enroot,)), "version", deadline=ANSWER_S)
+            call([enroot], "version", deadline=ANSWER_S)
         except CallFailed as error:
             return f"enroot version: {error}"
         problem = self._probe(enroot)
@@ -323,13 +323,13 @@ class EnrootRunner(SandboxdRunner):
         name = hashlib.sha256(image.encode()).hexdigest()[:16]
         roots = owner.path / "roots"
         env = {**os.environ, "ENROOT_DATA_PATH": str(roots), "ENROOT_RUNTIME_PATH": str(roots / ".run")}
-        engine, file = Engine((str(self._enroot),)), Path(image)
+        enroot, file = [str(self._enroot)], Path(image)
         try:
             if not image.endswith(".sqsh"):
                 file = roots / f"{name}.sqsh"
                 into = ("--output", str(file))
-                await call_async(engine, "import", *into, uri(image), deadline=PULL_S, env=env)
-            await call_async(engine, "create", "--name", name, str(file), deadline=PULL_S, env=env)
+                await call_async(enroot, "import", *into, uri(image), deadline=PULL_S, env=env)
+            await call_async(enroot, "create", "--name", name, str(file), deadline=PULL_S, env=env)
         except CallFailed as error:
             raise StartFailed(f"image: {image}: {error}", reason=str(error)) from error
         finally:

@@ -15,6 +15,7 @@ import pytest
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import ResourceError, StartFailed
 from agentfly.resources.images.reference import Reference
+from agentfly.resources.runners import container_cli_engine
 from agentfly.resources.runners.attached import reason
 from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
 from agentfly.resources.runners.container_cli_command import Engine
@@ -106,11 +107,18 @@ def test_reason_is_that_of_the_first_attempt(tmp_path: Path) -> None:
     assert find(SANDBOXD, [command]).refused == ((command[0], "no memory"),)
 
 
+def test_engine_that_hangs_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_cli_engine, "PROBE_S", 0.2)
+    command = pretend(tmp_path, "docker", 'case "$1" in run) exec sleep 60;; esac')
+    assert find(SANDBOXD, [command]).refused == ((command[0], "no answer in 0.2 s"),)
+    assert sum(line.startswith("run") for line in calls(command)) == 1
+
+
 # 3. Deadlines and reasons.
 
 
-def hanging(folder: Path) -> Engine:
-    return Engine(tuple(pretend(folder, "docker", f"echo $$ > {folder}/pid; exec sleep 60")))
+def hanging(folder: Path) -> list[str]:
+    return pretend(folder, "docker", f"echo $$ > {folder}/pid; exec sleep 60")
 
 
 def lives(folder: Path) -> bool:
