@@ -143,20 +143,23 @@ class ImageCache:
             self._sweep()
             with _building(part) as ours:
                 if ours and not final.exists():
-                    self._unpack(source, part, budget)
-                    part.rename(final)
+                    size = self._unpack(source, part, budget)
+                    with _alone_in(self.folder, budget.check):  # else two would take the same room
+                        self._make_room(size)
+                        part.rename(final)
             if not ours:
                 time.sleep(PAUSE_S)
         return image
 
-    def _unpack(self, source: Source, part: Path, budget: Budget) -> None:
+    def _unpack(self, source: Source, part: Path, budget: Budget) -> int:
+        """Make everything of an image; its bytes on disk."""
         root = part / "root"
         root.mkdir(mode=0o755)
         root.chmod(0o755)
         unpack(source, str(root), budget)
         size = _size(str(root))
-        self._make_room(size)
         (part / "image.json").write_text(json.dumps({"env": dict(source.env), "size": size}))
+        return size
 
     def _make_room(self, size: int) -> None:
         images = sorted(self._images()) if size <= self.limit else []
@@ -252,6 +255,19 @@ def _exclusive(path: Path) -> Iterator[int | None]:
         return
     try:
         yield lock if _locks(lock, path, fcntl.LOCK_EX) else None
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path, check: Callable[[], None]) -> Iterator[None]:
+    """Wait for the folder and keep it within the block."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while not _locks(lock, folder, fcntl.LOCK_EX):
+            check()
+            time.sleep(PAUSE_S)
+        yield
     finally:
         os.close(lock)
 

@@ -271,6 +271,28 @@ def test_an_image_above_the_limit_is_refused_and_evicts_nothing(held, tmp_path):
     assert kept(held.folder) == [Path(small.root).parent.name]
 
 
+def test_room_is_made_for_one_at_a_time(held, tmp_path, monkeypatch):
+    make, within, most = ImageCache._make_room, [], []
+
+    def slow(*arguments):  # type: ignore[no-untyped-def]
+        within.append(1)
+        most.append(len(within))
+        time.sleep(0.1)
+        make(*arguments)
+        within.pop()
+
+    monkeypatch.setattr(ImageCache, "_make_room", slow)
+    references = [tarball(tmp_path / f"{n}.tar", 25 << 15) for n in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for image in pool.map(
+            lambda reference: ImageCache(held.folder, LIMIT).hold(reference, _after(30)), references[:2]
+        ):
+            image.release()
+    assert most == [1, 1]
+    with pytest.raises(ResourceError, match="enough"), module._alone_in(held.folder, lambda: None):
+        held.hold(references[2], check=_after(0.3))
+
+
 def test_eviction_and_use_at_once_never_take_an_image_from_its_user(held, tmp_path):
     """Threads take images of which three fit and five are wanted."""
     references = [tarball(tmp_path / f"{n}.tar", 20 << 15, str(n)) for n in range(4)]
