@@ -36,13 +36,15 @@ class Outlook:
 
     ``coming`` are the members of each image that are on their way and that no waiter needs, ``places`` those
     that can be started for others, now or when what is being stopped has stopped. ``starts`` are wanted for
-    waiters that have a place, ``unmet`` for those that have none, in the order of their turns.
+    waiters that have a place, ``unmet`` for those that have none, in the order of their turns. ``ahead`` is
+    how many of each image should be free or coming though nobody waits for them.
     """
 
     coming: dict[str, int]
     places: int
     starts: list[str] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
+    ahead: dict[str, int] = field(default_factory=dict)
 
     def provide(self, image: str, count: int = 1) -> int:
         """Set aside what is coming, else places, for waiters; how many of them there is neither for."""
@@ -81,6 +83,7 @@ class PoolRules(PoolState):
     def _balance(self, now: float) -> Iterator[Action]:
         serve = self._serve_shared if self.shared else self._serve
         outlook = yield from serve(now)
+        outlook.ahead = self._ahead(outlook)
         yield from self._give_up(outlook)
         yield from self._make_room(outlook, now)
         yield from self._start(outlook, now)
@@ -217,10 +220,9 @@ class PoolRules(PoolState):
 
     def _give_up(self, outlook: Outlook) -> Iterator[Action]:
         """Stop the starts that were begun for waiters who left, as far as nobody else needs them."""
-        ahead = self._ahead(outlook)
         for member_id in list(reversed(self._abandoned)):
             member = self._roster.members[member_id]
-            if self._spare(member.image, outlook, ahead) <= 0:
+            if self._spare(member.image, outlook) <= 0:
                 continue
             if self._present() <= self.min:
                 self._start_over(member)  # it is one of those that are kept without anybody asking
@@ -239,7 +241,7 @@ class PoolRules(PoolState):
                     break
                 permits -= 1
                 yield self._stop(victim, victim.condemned or Reason.EVICTED)
-        for image, target in self._ahead(outlook).items():
+        for image, target in outlook.ahead.items():
             lacking = target - len(self._roster.free(image)) - outlook.coming.get(image, 0)
             lacking = min(lacking, self._startable(image, now, outlook))
             begun = outlook.begin(image, lacking)
@@ -255,7 +257,7 @@ class PoolRules(PoolState):
         outlook.begin("", min(lacking, self._startable("", now, outlook)))
 
     def _ahead(self, outlook: Outlook) -> dict[str, int]:
-        """How many of each image should be free or coming though nobody waits, as far as there is room."""
+        """The buffer and the announced window, in its order, as far as there is room."""
         if not self._wanted and not self.spec.buffer:
             return {}
         room = outlook.places + self.count(State.FREE) + sum(outlook.coming.values())
@@ -267,14 +269,13 @@ class PoolRules(PoolState):
             room -= ahead[image]
         return ahead
 
-    def _spare(self, image: str, outlook: Outlook, ahead: dict[str, int]) -> int:
+    def _spare(self, image: str, outlook: Outlook) -> int:
         """How many of an image are free or coming and wanted by nobody."""
-        return len(self._roster.free(image)) + outlook.coming.get(image, 0) - ahead.get(image, 0)
+        return len(self._roster.free(image)) + outlook.coming.get(image, 0) - outlook.ahead.get(image, 0)
 
     def _surplus(self, outlook: Outlook) -> MemberRecord | None:
         """A free member that nobody wants, of the image that was not used for longest."""
-        ahead = self._ahead(outlook)
-        images = [image for image in self._roster.free_images() if self._spare(image, outlook, ahead) > 0]
+        images = [image for image in self._roster.free_images() if self._spare(image, outlook) > 0]
         if not images:
             return None
         oldest = min(images, key=lambda image: (self._roster.used.get(image, 0.0), image))
@@ -326,12 +327,11 @@ class PoolRules(PoolState):
                 yield self._begin(image, waiters.pop() if waiters else None, now)
 
     def _trim(self, outlook: Outlook, now: float) -> Iterator[Action]:
-        ahead = self._ahead(outlook)
         self._idles.due(now)
         for member in list(self._roster.state(State.FREE).values()):
             if now < member.since + IDLE_S or self._present() <= self.min:
                 break
-            if self._spare(member.image, outlook, ahead) > 0:
+            if self._spare(member.image, outlook) > 0:
                 yield self._stop(member, Reason.IDLE)
 
     def _probe(self, now: float) -> Iterator[Action]:
