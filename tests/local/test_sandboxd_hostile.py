@@ -207,6 +207,50 @@ async def test_command_that_cannot_start_ends_at_its_timeout_and_holds_up_no_oth
         await stuck
 
 
+STOP_ALL = """
+import os, signal
+open("/tmp/ready", "w")
+while True:
+    try: os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError: pass
+"""
+
+
+async def test_children_stopped_before_their_exec_hold_up_neither_others_nor_a_reset(leased: Box) -> None:
+    await leased.client.write_file("/workspace/stop.py", STOP_ALL.encode())
+    await leased.sh("setsid python3 stop.py >/dev/null 2>&1 &")
+    async with asyncio.timeout(5):
+        while not await _exists(leased, "/tmp/ready"):  # noqa: ASYNC110 -- no command would tell
+            await asyncio.sleep(0.02)
+    calls = [leased.client.exec(["true"], timeout=0.5) for _ in range(12)]
+    for result in await asyncio.gather(*calls):
+        assert result.exit_code == 0 or (result.timed_out and result.signal == 9)
+    async with asyncio.timeout(3):
+        assert (await leased.admin.health()).state == "leased"
+        assert (await leased.admin.reset()).clean
+
+
+async def _exists(made: Box, path: str) -> bool:
+    try:
+        await made.client.read_file(path)
+    except SandboxError:
+        return False
+    return True
+
+
+async def test_many_commands_that_cannot_start_hold_up_no_other(leased: Box) -> None:
+    stuck = [await _hold_up(leased)]
+    stuck += [asyncio.create_task(leased.client.exec(["/workspace/trap"])) for _ in range(9)]
+    await asyncio.sleep(0.3)
+    for _ in range(5):
+        assert (await leased.client.exec("true", stdin="x" * 1_000_000, timeout=5)).exit_code == 0
+    async with asyncio.timeout(3):
+        assert (await leased.admin.reset()).clean
+    for call in stuck:
+        with pytest.raises((SandboxLeaseLost, SandboxUnreachable)):
+            await call
+
+
 OWNER = """
 import asyncio, sys
 from pathlib import Path
