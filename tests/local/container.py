@@ -37,6 +37,7 @@ def container(
     reset: Mapping[str, object],
     volumes: Sequence[str] | None = None,
     files: Sequence[str] = (),
+    privileged: bool = False,
 ) -> Iterator[Container]:
     """Start one over a folder that it may write to, and end it.
 
@@ -44,6 +45,7 @@ def container(
         root: its root file system, used as it is; a folder beside it has the socket.
         reset: the ``reset`` of the daemon's configuration.
         volumes: folders of the root; all else is read-only then.
+        privileged: commands have every capability in its namespaces.
         files: those of the root that are mounted by themselves, as engines do with /etc/hosts.
     """
     home = root.with_name(f"{root.name}.run")
@@ -58,7 +60,7 @@ def container(
         fd = listener.fileno()
         process = subprocess.Popen(
             [
-                *_arguments(root, sandboxd, volumes),
+                *_arguments(root, sandboxd, volumes, privileged),
                 *_mounted(home, files),
                 "--",
                 "/dev/sandboxd",
@@ -90,34 +92,16 @@ def _mounted(home: Path, files: Sequence[str]) -> Iterator[str]:
         yield from ("--bind", str(home / Path(name).name), name)
 
 
-def _arguments(root: Path, sandboxd: Path, volumes: Sequence[str] | None) -> Iterator[str]:
+def _arguments(root: Path, sandboxd: Path, volumes: Sequence[str] | None, privileged: bool) -> Iterator[str]:
     yield str(bubblewrap_check.find_bubblewrap())
-    yield from (
-        "--unshare-all",
-        "--unshare-user",
-        "--uid",
-        "0",
-        "--gid",
-        "0",
-        "--as-pid-1",
-        "--cap-drop",
-        "ALL",
-    )
-    yield from ("--clearenv", "--new-session", "--hostname", "box", "--die-with-parent")
+    yield from ("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--as-pid-1", "--clearenv")
+    yield from ("--cap-add" if privileged else "--cap-drop", "ALL", "--hostname", "box")
+    yield from ("--new-session", "--die-with-parent")
     yield from ("--bind" if volumes is None else "--ro-bind", str(root), "/")
     for folder in volumes or ():
         yield from ("--bind", f"{root}{folder}", folder)
-    yield from (
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--mqueue",
-        "/dev/mqueue",
-        "--ro-bind",
-        str(sandboxd),
-        "/dev/sandboxd",
-    )
+    yield from ("--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue")
+    yield from ("--ro-bind", str(sandboxd), "/dev/sandboxd")
     for folder in SCRATCH:
         yield from ("--perms", "1777", "--tmpfs", folder)
     yield from ("--remount-ro", "/proc")

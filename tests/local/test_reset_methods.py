@@ -6,6 +6,7 @@
 4. A spec's method reaches the daemon of a bubblewrap sandbox; an upper comes before what is declared.
 """
 
+import json
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -80,8 +81,10 @@ async def held(
     reset: Mapping[str, object],
     volumes: list[str] | None = None,
     files: list[str] | None = None,
+    privileged: bool = False,
 ) -> AsyncIterator[Held]:
-    with container(fresh, sandboxd, {"timeoutSeconds": 20} | reset, volumes, files or []) as started:
+    reset = {"timeoutSeconds": 20} | reset
+    with container(fresh, sandboxd, reset, volumes, files or [], privileged) as started:
         made = Held(started.address)
         async with made.admin, made.client:
             try:
@@ -246,6 +249,29 @@ async def test_files_that_an_engine_mounts_are_put_back(fresh: Path, sandboxd: P
         report = await made.next()
         assert report.reason is None
         assert await made.sh(look) == before
+
+
+PRIVILEGED = {
+    "a setting of IPC": (["setting", "kernel/msgmax", "9000"], "settings: /proc/sys/kernel/msgmax"),
+    "a setting of the network": (["setting", "net/ipv4/ip_default_ttl", "77"], "settings: /proc/sys/net/ipv4"),
+    "the name of the host": (["host_name", "left"], "inherited: the name of the host"),
+    "a mount": (["mount", "/home"], "mounts: "),
+    "a mount taken away": (["umount", "/tmp"], "mounts: "),
+}
+
+
+@pytest.mark.parametrize("change", PRIVILEGED)
+async def test_what_a_privileged_holder_changes_is_found(fresh: Path, sandboxd: Path, change: str) -> None:
+    operation, words = PRIVILEGED[change]
+    reset = {"method": "paths", "paths": ["/workspace"]}
+    async with held(fresh, sandboxd, reset, privileged=True) as made:
+        await made.sh(f"python3 -S -B /srv/leave.py '{json.dumps([['write', '/workspace/x', 'x']])}'")
+        report = await made.next()
+        assert (report.clean, report.reason) == (True, None)
+        await made.sh(f"python3 -S -B /srv/leave.py '{json.dumps([operation])}'")
+        report = await made.next()
+        assert report.reason is not None
+        assert report.reason.startswith(words)
 
 
 # 4. A spec's method reaches the daemon.

@@ -57,6 +57,7 @@ type Baseline struct {
 	method    method // nil where emptying scratch folders is all that can be done
 	guard     *guard // nil without a method
 	keyrings  *keyrings
+	settings  settings
 	timeout   time.Duration
 	resets    int
 }
@@ -91,6 +92,7 @@ func Record(c Config) (*Baseline, error) {
 			b.terminals[path] = now
 		}
 	}
+	b.settings = readSettings()
 	if b.keyrings, err = openKeyrings(); err != nil {
 		return nil, err
 	}
@@ -211,6 +213,9 @@ func (b *Baseline) Verify() error {
 		return err
 	}
 	if err := b.keyrings.verify(); err != nil {
+		return err
+	}
+	if err := b.settings.verify(); err != nil {
 		return err
 	}
 	if err := b.verifyUpper(); err != nil || b.method == nil {

