@@ -38,6 +38,7 @@ def container(
     volumes: Sequence[str] | None = None,
     files: Sequence[str] = (),
     privileged: bool = False,
+    overlay: bool = False,
 ) -> Iterator[Container]:
     """Start one over a folder that it may write to, and end it.
 
@@ -46,6 +47,7 @@ def container(
         reset: the ``reset`` of the daemon's configuration.
         volumes: folders of the root; all else is read-only then.
         privileged: commands have every capability in its namespaces.
+        overlay: the root is below an overlay, as the image of an engine is, and the daemon does not know it.
         files: those of the root that are mounted by themselves, as engines do with /etc/hosts.
     """
     home = root.with_name(f"{root.name}.run")
@@ -60,6 +62,12 @@ def container(
         fd = listener.fileno()
         process = subprocess.Popen(
             [
+                str(bubblewrap_check.find_bubblewrap()),
+                *(
+                    _overlay(root, home)
+                    if overlay
+                    else ("--bind" if volumes is None else "--ro-bind", str(root), "/")
+                ),
                 *_arguments(root, sandboxd, volumes, privileged),
                 *_mounted(home, files),
                 "--",
@@ -92,12 +100,16 @@ def _mounted(home: Path, files: Sequence[str]) -> Iterator[str]:
         yield from ("--bind", str(home / Path(name).name), name)
 
 
+def _overlay(root: Path, home: Path) -> list[str]:
+    (home / "upper").mkdir()
+    (home / "work").mkdir()
+    return ["--overlay-src", str(root), "--overlay", str(home / "upper"), str(home / "work"), "/"]
+
+
 def _arguments(root: Path, sandboxd: Path, volumes: Sequence[str] | None, privileged: bool) -> Iterator[str]:
-    yield str(bubblewrap_check.find_bubblewrap())
     yield from ("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--as-pid-1", "--clearenv")
     yield from ("--cap-add" if privileged else "--cap-drop", "ALL", "--hostname", "box")
     yield from ("--new-session", "--die-with-parent")
-    yield from ("--bind" if volumes is None else "--ro-bind", str(root), "/")
     for folder in volumes or ():
         yield from ("--bind", f"{root}{folder}", folder)
     yield from ("--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue")

@@ -82,9 +82,10 @@ async def held(
     volumes: list[str] | None = None,
     files: list[str] | None = None,
     privileged: bool = False,
+    overlay: bool = False,
 ) -> AsyncIterator[Held]:
     reset = {"timeoutSeconds": 20} | reset
-    with container(fresh, sandboxd, reset, volumes, files or [], privileged) as started:
+    with container(fresh, sandboxd, reset, volumes, files or [], privileged, overlay) as started:
         made = Held(started.address)
         async with made.admin, made.client:
             try:
@@ -234,6 +235,17 @@ async def test_what_nobody_declared_must_not_change(fresh: Path, sandboxd: Path,
         assert "undeclared" in report.reason or "was changed" in report.reason
 
 
+async def test_folders_of_an_image_below_an_overlay_are_swapped(fresh: Path, sandboxd: Path) -> None:
+    async with held(fresh, sandboxd, {"method": "paths", "paths": ["/workspace"]}, overlay=True) as made:
+        for _ in range(3):  # such a folder cannot be renamed: the first of its copies took its place
+            await made.sh("cat /etc/* /usr/bin/* > /dev/null; rm -rf /workspace/src; touch /workspace/new")
+            report = await made.next()
+            assert (report.clean, report.reason) == (True, None)
+            assert await made.sh("ls /workspace; cat /workspace/src/main.py") == "src\nprint(1)\n"
+        await made.sh("touch /usr/new")
+        assert "undeclared" in str((await made.next()).reason)
+
+
 async def test_files_that_an_engine_mounts_are_put_back(fresh: Path, sandboxd: Path) -> None:
     (fresh / "etc/termination-log").touch()
     (fresh / "volume/work").mkdir(parents=True)
@@ -253,7 +265,10 @@ async def test_files_that_an_engine_mounts_are_put_back(fresh: Path, sandboxd: P
 
 PRIVILEGED = {
     "a setting of IPC": (["setting", "kernel/msgmax", "9000"], "settings: /proc/sys/kernel/msgmax"),
-    "a setting of the network": (["setting", "net/ipv4/ip_default_ttl", "77"], "settings: /proc/sys/net/ipv4"),
+    "a setting of the network": (
+        ["setting", "net/ipv4/ip_default_ttl", "77"],
+        "settings: /proc/sys/net/ipv4",
+    ),
     "the name of the host": (["host_name", "left"], "inherited: the name of the host"),
     "a mount": (["mount", "/home"], "mounts: "),
     "a mount taken away": (["umount", "/tmp"], "mounts: "),
