@@ -261,10 +261,12 @@ class PoolRules(PoolState):
         if not self._wanted and not self.spec.buffer:
             return {}
         room = outlook.places + self.count(State.FREE) + sum(outlook.coming.values())
-        ahead = {"": self.spec.buffer}
-        for image, count in self._wanted.items():
-            ahead[image] = max(count, ahead.get(image, 0))
-        for image, count in ahead.items():
+        wanted = {"": self.spec.buffer} | self._wanted
+        wanted[""] = max(self.spec.buffer, wanted[""])
+        ahead: dict[str, int] = {}
+        for image, count in wanted.items():
+            if room <= 0:
+                break
             ahead[image] = min(count, room)
             room -= ahead[image]
         return ahead
