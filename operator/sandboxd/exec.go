@@ -93,39 +93,32 @@ func (s *server) begin(w http.ResponseWriter, r *http.Request, held *tenancy, ke
 	if units, err = s.reserve(r); err != nil {
 		return nil, nil, err
 	}
-	body, request, err := readExec(w, r)
+	spec, wait, request, err := s.parse(w, r)
 	if err != nil {
-		return nil, nil, err
-	}
-	spec, err := s.command(body)
-	if err != nil {
-		return nil, nil, err
-	}
-	if wait, err = waitTime(body.WaitSeconds); err != nil {
 		return nil, nil, err
 	}
 	one := newJob(held.ctx, key, spec)
-	known, err := held.jobs.claim(key, request, one, fresh)
-	if err != nil {
-		one.cancel()
-		return nil, nil, err
-	}
-	if known != nil {
-		one.cancel()
-		before, isJob := known.(*job)
-		if !isJob {
-			return nil, nil, keyReused(key)
-		}
-		held.jobs.join(before)
-		return before, wait, nil
-	}
 	if wait != nil {
 		held.jobs.name(one)
 	}
 	held.jobs.join(one)
-	ours = false
-	go s.run(held, one, spec, release)
-	return one, wait, nil
+	known, err := held.jobs.claim(key, request, one, fresh)
+	if known == nil && err == nil {
+		ours = false
+		go s.run(held, one, spec, release)
+		return one, wait, nil
+	}
+	held.jobs.unname(one)
+	one.cancel()
+	if err != nil {
+		return nil, nil, err
+	}
+	before, isJob := known.(*job)
+	if !isJob {
+		return nil, nil, keyReused(key)
+	}
+	held.jobs.join(before)
+	return before, wait, nil
 }
 
 // reserve takes the memory that a large body needs, until its command has ended.
@@ -146,14 +139,22 @@ func (s *server) reserve(r *http.Request) (units int, err error) {
 	return units, nil
 }
 
-func readExec(w http.ResponseWriter, r *http.Request) (body execRequest, request digest, err error) {
+// parse reads and checks a body. What hangs on it, a slot and memory, is held until the whole of it is here.
+func (s *server) parse(w http.ResponseWriter, r *http.Request) (spec proc.Spec, wait *time.Duration, request digest, err error) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(bodyTime))
 	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
+	var body execRequest
 	hash := sha256.New()
-	err = decode(io.TeeReader(r.Body, hash), &body)
+	if err = decode(io.TeeReader(r.Body, hash), &body); err != nil {
+		return spec, nil, request, err
+	}
 	hash.Sum(request[:0])
-	return body, request, err
+	if spec, err = s.command(body); err != nil {
+		return spec, nil, request, err
+	}
+	wait, err = waitTime(body.WaitSeconds)
+	return spec, wait, request, err
 }
 
 // run is the life of one command.
@@ -163,7 +164,7 @@ func (s *server) run(held *tenancy, one *job, spec proc.Spec, release func()) {
 	one.oom = s.oomKills.read() > before
 	if errors.Is(one.err, proc.ErrClosed) && one.ctx.Err() != nil {
 		one.err = context.Canceled // before it could start
-	} else if errors.Is(one.err, context.Canceled) && one.id != "" {
+	} else if errors.Is(one.err, context.Canceled) && one.dismissed.Load() {
 		one.err = nil // as asked; how it ended is in the result
 	}
 	release()
@@ -216,6 +217,7 @@ func (s *server) cancelExec(_ http.ResponseWriter, r *http.Request) (reply, erro
 	if err != nil {
 		return reply{}, err
 	}
+	one.dismissed.Store(true)
 	one.cancel()
 	if err := held.await(r.Context(), one, cancelWait, nil, nil); err != nil {
 		return reply{}, err
@@ -241,8 +243,8 @@ func offsets(r *http.Request) (stdout, stderr int, named bool, err error) {
 	if err != nil {
 		return 0, 0, false, err
 	}
-	errors, err := number(r, "stderr", 0)
-	return int(out), int(errors), query.Has("stdout") || query.Has("stderr"), err
+	diagnostics, err := number(r, "stderr", 0)
+	return int(out), int(diagnostics), query.Has("stdout") || query.Has("stderr"), err
 }
 
 func number(r *http.Request, name string, otherwise float64) (float64, error) {

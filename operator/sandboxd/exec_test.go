@@ -343,8 +343,10 @@ func TestCommandOfAClientThatStaysAwayIsKilled(t *testing.T) {
 	w.gone(t, "k", `{"command":"x"}`, started)
 	w.gone(t, "never told its id", `{"command":"x","waitSeconds":30}`, started)
 	eventually(t, "killed after a while", func() bool { return running() == 0 })
-	if status, value := w.keyed(t, "k", "POST", "/exec", "lease", `{"command":"x"}`); status != 409 || code(value) != "Cancelled" || started.Load() != 3 {
-		t.Error(status, value, started.Load())
+	for key, body := range map[string]string{"k": `{"command":"x"}`, "never told its id": `{"command":"x","waitSeconds":30}`} {
+		if status, value := w.keyed(t, key, "POST", "/exec", "lease", body); status != 409 || code(value) != "Cancelled" || started.Load() != 3 {
+			t.Error(key, status, value, started.Load())
+		}
 	}
 }
 

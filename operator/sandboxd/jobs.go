@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentfly.dev/sandboxd/proc"
@@ -21,6 +22,7 @@ type job struct {
 	stdout, stderr *proc.Output
 	ctx            context.Context // ends with the lease
 	cancel         context.CancelFunc
+	dismissed      atomic.Bool   // it was asked to be cancelled
 	ended          chan struct{} // closed once what follows is set
 	result         proc.Result
 	oom            bool
@@ -141,6 +143,13 @@ func (j *jobs) name(one *job) {
 	j.started++
 	one.id = fmt.Sprintf("%s-%d", j.prefix, j.started)
 	j.byID[one.id] = one
+}
+
+// unname is for one that is not to run after all.
+func (j *jobs) unname(one *job) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.byID, one.id)
 }
 
 func (j *jobs) find(id string) (*job, error) {

@@ -67,9 +67,8 @@ func (t *tenancy) putOnce(r *http.Request, key string, body io.Reader, write fun
 	body = io.TeeReader(body, content)
 	request := sha256.Sum256([]byte(r.Method + r.URL.RequestURI()))
 	for {
-		fresh := !t.jobs.knows(key)
 		one := &upload{ended: make(chan struct{})}
-		known, err := t.jobs.claim(key, request, one, fresh)
+		known, err := t.jobs.claim(key, request, one, true)
 		if err != nil {
 			return 0, err
 		}
