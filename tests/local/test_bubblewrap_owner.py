@@ -15,6 +15,8 @@ import pytest
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
 from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.owner_dir import LOCK, OwnerDir
+from agentfly.resources.runners.sandbox_process import spawn
 from agentfly.resources.spec import ContainerSpec
 from tests.local.machine import footprint, groups
 
@@ -82,6 +84,46 @@ def test_killed_owner_leaves_nothing_after_a_sweep(run_dir: Path, sandboxd: Path
     assert sweep(run_dir.parent) == ["killed"]
     assert footprint(run_dir) == before
     assert groups(process.pid) == set()
+
+
+def test_sweep_kills_what_waits_for_a_bubblewrap_that_died_too_early(run_dir: Path) -> None:
+    dead, alive = run_dir.parent / "dead", OwnerDir(run_dir.parent / "alive").path
+    dead.mkdir()
+    (dead / LOCK).touch()
+    # As bubblewrap's child before it was told who it is: it names the folder, and knows no parent.
+    waiting = [
+        subprocess.Popen(
+            ["bwrap", "-c", f"read line; : {folder}/1/upper"], executable="/bin/sh", stdin=subprocess.PIPE
+        )
+        for folder in (dead, alive)
+    ]
+    try:
+        assert sweep(run_dir.parent) == ["dead"]
+        assert waiting[0].wait(5) == -signal.SIGKILL
+        assert waiting[1].poll() is None
+    finally:
+        for process in waiting:
+            process.kill()
+            process.communicate()
+
+
+# Starts a child in its own group, as bubblewrap does, and is killed before it could tell of it.
+KILLED_EARLY = """
+import os, subprocess, sys
+child = subprocess.Popen(["sleep", "600"])
+open(sys.argv[1], "w").write(str(child.pid))
+os.kill(os.getpid(), 9)
+"""
+
+
+async def test_child_of_a_bubblewrap_that_somebody_killed_does_not_stay(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    process = spawn(lambda *_: [sys.executable, "-c", KILLED_EARLY, str(said)], [], tmp_path / "log")
+    async with asyncio.timeout(10):
+        while not said.exists() or not said.read_text():  # noqa: ASYNC110 -- of another process
+            await asyncio.sleep(0.01)
+        await process.end()
+    assert gone([int(said.read_text())], within=1)
 
 
 def test_sweep_leaves_a_living_owner_alone(run_dir: Path, sandboxd: Path) -> None:

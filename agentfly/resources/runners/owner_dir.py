@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,6 +106,8 @@ def sweep(parent: Path, remove: Callable[[Path], bool] = lambda _: True) -> list
     for lock in sorted(parent.glob(f"*/{LOCK}")):
         with _try_lock(lock) as held:
             home = lock.parent
+            if held:
+                _kill_left(home)
             gone = held and remove(home) and all([_remove_group(group) for group in _recorded(home)])
             if gone and delete([str(home)]):
                 swept.append(home.name)
@@ -149,6 +152,23 @@ def _recorded(home: Path) -> Iterator[Group]:
     for record in (*home.glob(f"*/{RECORD}"), *home.glob(f"trash/*/{RECORD}")):
         with contextlib.suppress(OSError, ValueError):
             yield Group(tuple(Path(path) for path in json.loads(record.read_text())))
+
+
+def _kill_left(home: Path) -> None:
+    """Kill what waits for ever for a bubblewrap that died with its owner before it could say a word.
+
+    The child of such a bubblewrap does not know yet that it must die with it. It is known by its arguments,
+    which name the folder of the dead owner.
+    """
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or is nobody's we may look at
+            handle = os.pidfd_open(int(process.name))
+            try:
+                program, _, arguments = (process / "cmdline").read_bytes().partition(b"\0")
+                if program.endswith(b"bwrap") and os.fsencode(f"{home}/") in arguments:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
 
 
 def _remove_group(group: Group) -> bool:

@@ -100,7 +100,7 @@ class SandboxProcess:
             TimeoutError: something of it is still there; may be called again.
         """
         self._stdin = _close(self._stdin)
-        if self._daemon < 0 and self._bwrap.poll() is None:
+        if self._daemon < 0 and not self._bwrap_has_ended():
             # Killing bubblewrap now could leave its child waiting for it for ever: learn the pid first.
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(KNOWN_S):
@@ -113,9 +113,18 @@ class SandboxProcess:
                 while not await self.dies_within(DYING_S):
                     _kill_all(self._namespace)
             else:
-                self._bwrap.kill()
+                # Who kills bubblewrap while it starts leaves a child in its group that waits for it for ever.
+                _kill_group(self._bwrap)
             await self._bwrap_ended()
+            while _has_group(self._bwrap.pid):  # noqa: ASYNC110 -- the kernel tells nobody when a group is empty
+                await asyncio.sleep(0.002)
         self._daemon, self._status = _close(self._daemon), _close(self._status)
+
+    def _bwrap_has_ended(self) -> bool:
+        """Without collecting it: until then its number is not given to another process or group."""
+        if self._bwrap.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self._bwrap.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     async def _bwrap_ended(self) -> None:
         if self._bwrap.poll() is None:
@@ -162,6 +171,20 @@ def spawn(argv: Callable[[int, int], Sequence[str]], inherited: Sequence[int], l
             os.close(fd)
     os.set_blocking(ours[0], False)
     return SandboxProcess(bwrap, ours[0], ours[1], ours[2], log)
+
+
+def _kill_group(leader: "subprocess.Popen[bytes]") -> None:
+    if leader.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+
+
+def _has_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _kill_all(namespace: str) -> None:
