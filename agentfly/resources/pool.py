@@ -193,7 +193,11 @@ class Pool(PoolRules):
         Raises:
             ResourceError: the pool has members of its own image only.
         """
-        self._wanted = {self._image(image): count for image, count in wanted.items() if count > 0}
+        counts: dict[str, int] = {}
+        for name, count in wanted.items():
+            image = self._image(name)
+            counts[image] = counts.get(image, 0) + count
+        self._wanted = counts
 
     def resize(self, spec: PoolSpec) -> None:
         """Go on under another specification of the same members.

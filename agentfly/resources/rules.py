@@ -178,6 +178,7 @@ class PoolRules(PoolState):
         free = {image: len(self._roster.free(image)) for image in self._roster.free_images()}
         hopes = sum(free.values()) + sum(outlook.coming.values()) + outlook.places
         museum = self.count(State.QUARANTINED)
+        may_start = self._permits(now) > 0
         served: list[TicketRecord] = []
         order = self._order()
         for ticket in order:
@@ -190,7 +191,7 @@ class PoolRules(PoolState):
                 continue
             elif outlook.provide(image):
                 outlook.unmet.append(image)
-                order.pass_over(ticket, waits=True)
+                order.pass_over(ticket, waits=may_start)  # else there is nothing that others could wait for
                 if not hopes and len(outlook.unmet) >= museum:
                     break
                 continue

@@ -158,6 +158,11 @@ CASES: dict[str, Case] = {
         [("started", "p-1"), ("demand", {"a": 1}), ("started", "p-2"), ("lost", "p-1", "x")],
         [Stop("p-1", Reason.LOST)],
     ),
+    "the pool's own image is one under both names": (
+        {"max": 3},
+        [("demand", {"": 1, "host": 1})],
+        [Start("p-1"), Start("p-2")],
+    ),
     # Shares and reservations.
     "a verifier gets its image in the place of an idle one": (
         {"max": 2, "reserved": {"verify": 1}, "lease_ttl_s": 99},
@@ -208,6 +213,17 @@ def test_waiter_of_another_image_is_passed_by_few():
         clock.play([("leased", ticket)])
     assert passed == LEAD
     assert clock.play([("stopped", "p-1")]) == [Start("p-2", "b")]
+
+
+def test_nobody_is_held_up_for_what_may_not_start_yet():
+    clock = Clock(max=1, per_image=True, lease_ttl_s=1e9, starts_per_s=0.001)
+    clock.play([ask("a"), ("started", "p-1"), ("leased", 1), ask("b"), *[ask("a")] * 9])
+    for ticket in (1, *range(3, 11)):
+        grants = clock.play([("withdraw", ticket), ("reset_done", "p-1", True)])
+        assert grants == [Grant(max(3, ticket + 1), "p-1")]
+        clock.play([("leased", grants[0].ticket)])
+    clock.play([1000, ("withdraw", 11)])
+    assert clock.play([("reset_done", "p-1", True)]) == [Stop("p-1", Reason.EVICTED)]
 
 
 def test_share_of_another_image_is_passed_for_few_leases():
