@@ -187,7 +187,7 @@ class ContainerCLIRunner(SandboxdRunner):
 
     def _prepare(self, owner: OwnerDir) -> None:
         etc = owner.path / "etc"
-        etc.mkdir()
+        etc.mkdir(exist_ok=True)
         (etc / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
         (etc / "hostname").write_text("sandbox\n")
         (etc / "resolv.conf").write_text("")

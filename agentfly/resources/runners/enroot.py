@@ -38,7 +38,7 @@ from agentfly.resources.runners.container_cli_command import DAEMON, HANDOVER, S
 from agentfly.resources.runners.container_cli_engine import CallFailed, call, call_async
 from agentfly.resources.runners.container_cli_images import PULL_S, Once
 from agentfly.resources.runners.owner_dir import OwnerDir, delete
-from agentfly.resources.runners.sandboxd_runner import DEFAULT_ENV, SandboxdRunner
+from agentfly.resources.runners.sandboxd_runner import DEFAULT_ENV, SandboxdRunner, cause_in
 from agentfly.resources.spec import ContainerSpec
 
 ANSWER_S = 10.0
@@ -216,6 +216,10 @@ class EnrootSandbox(AttachedSandbox):
         self.group.add(pid)
         super().joined(pid)
 
+    def cause(self, memory_mb: int) -> str:
+        """See ``Sandbox.cause``."""
+        return cause_in(self.group, self.last_words(), memory_mb)
+
     async def force(self) -> None:
         """See ``AttachedSandbox.force``."""
         self.group.kill()
@@ -354,7 +358,8 @@ class EnrootRunner(SandboxdRunner):
 
     def _prepare(self, owner: OwnerDir) -> None:
         (owner.path / "roots").mkdir(exist_ok=True)
-        host_root.build_devices(owner.path / "dev")
+        if not (owner.path / "dev").exists():
+            host_root.build_devices(owner.path / "dev")
 
 
 def devices(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from typing import Any
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.runners.base import Member, Unclean, Vitals
+from agentfly.resources.runners.cgroups import Group
 from agentfly.resources.runners.kept_admin import KeptAdmin
 from agentfly.resources.runners.owner_dir import OwnerDir
 from agentfly.resources.spec import ContainerSpec, ResetSpec, ResourceSpec
@@ -64,6 +65,15 @@ class Sandbox(ABC):
     def last_words(self) -> str:
         """The reason in what was written while it lived, empty if there is none."""
 
+    def cause(self, memory_mb: int) -> str:
+        """Why it died.
+
+        Args:
+            memory_mb: what it was allowed.
+        """
+        killed = f"its first process was killed, or it needed more than its {memory_mb} MiB"
+        return self.last_words() or killed
+
     @abstractmethod
     def residue(self, declared: bool) -> str | None:
         """What outside the daemon's view is not as at the start, once nothing but the daemon runs.
@@ -95,6 +105,7 @@ class SandboxdRunner(ABC):
         self._sandboxd = sandboxd.absolute()
         self._run_dir = run_dir.absolute()
         self._owner: OwnerDir | None = None
+        self._prepared = False
 
     @abstractmethod
     async def _plan(self, spec: ContainerSpec, member_id: str) -> Sandbox:
@@ -110,7 +121,7 @@ class SandboxdRunner(ABC):
 
     @abstractmethod
     def _prepare(self, owner: OwnerDir) -> None:
-        """Make in a new owner's folder what all its members share."""
+        """Make in the owner's folder what all its members share; called again if it failed."""
 
     async def start(self, spec: ResourceSpec, member_id: str) -> Member:
         """Start a sandbox.
@@ -204,7 +215,7 @@ class SandboxdRunner(ABC):
         token = secrets.token_urlsafe(32)
         config = {"adminToken": token, "incarnation": incarnation} | self._config(sandbox)
         if declares(spec.reset):
-            config["reset"] = _reset(spec.reset)
+            config["reset"] = reset_config(spec.reset)
         try:
             await sandbox.launch(json.dumps(config).encode() + b"\n")
             sandbox.admin = KeptAdmin(sandbox.address, token)
@@ -230,9 +241,10 @@ class SandboxdRunner(ABC):
     def _own(self) -> OwnerDir:
         try:
             if self._owner is None:
-                owner = OwnerDir(self._run_dir)
-                self._owner = owner
-                self._prepare(owner)
+                self._owner, self._prepared = OwnerDir(self._run_dir), False
+            if not self._prepared:
+                self._prepare(self._owner)
+                self._prepared = True
         except OSError as error:
             raise StartFailed(f"run_dir: {self._run_dir}: {error}") from error
         except AgentflyError as error:
@@ -255,7 +267,8 @@ def declares(reset: ResetSpec) -> bool:
     )
 
 
-def _reset(reset: ResetSpec) -> dict[str, object]:
+def reset_config(reset: ResetSpec) -> dict[str, object]:
+    """A spec's reset in the daemon's words."""
     return {
         "method": reset.method,
         "paths": list(reset.paths),
@@ -270,8 +283,14 @@ async def _post_mortem(member: Member) -> str | None:
     if not await sandbox.dies_within(DYING_S):
         return None
     assert isinstance(member.spec, ContainerSpec)
-    memory = f"or it needed more than its {member.spec.memory_mb} MiB"
-    return f"the sandbox died: {sandbox.last_words() or f'its first process was killed, {memory}'}"
+    return f"the sandbox died: {sandbox.cause(member.spec.memory_mb)}"
+
+
+def cause_in(group: Group, last_words: str, memory_mb: int) -> str:
+    """Why a sandbox with a control group of its own died."""
+    if group.oom_kills():
+        return f"oom, more than its {memory_mb} MiB were needed"
+    return last_words or "its first process was killed"
 
 
 def _sandbox(member: Member) -> Sandbox:

@@ -8,11 +8,29 @@ from aiohttp import web
 
 from agentfly.resources.errors import Infra, LeaseLost, ResourceError
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner, Sandbox
-from agentfly.resources.runners.cgroups import Group
+from agentfly.resources.runners.bubblewrap import BubblewrapRunner
 from agentfly.resources.runners.kept_admin import KeptAdmin
-from agentfly.resources.runners.sandbox_root import Home
+from agentfly.resources.runners.sandboxd_runner import Sandbox
 from agentfly.resources.spec import ContainerSpec
+
+
+class Started(Sandbox):
+    """A sandbox of which only the daemon matters."""
+
+    def __init__(self, admin: KeptAdmin) -> None:
+        self.admin = admin
+
+    async def launch(self, config: bytes) -> None: ...
+
+    async def dies_within(self, seconds: float) -> bool:
+        return False
+
+    def last_words(self) -> str:
+        return ""
+
+    def residue(self, declared: bool) -> str | None: ...
+
+    async def remove(self) -> None: ...
 
 
 @pytest.fixture
@@ -34,8 +52,7 @@ async def refusing(tmp_path: Path) -> AsyncIterator[Callable[[int, str], Member]
 
     def member(status: int, code: str) -> Member:
         refusal.update(status=status, code=code)
-        sandbox = Sandbox(Home(tmp_path), Group(()), admin=admin)
-        return Member("m1", ContainerSpec(), 3, address, handle=sandbox)
+        return Member("m1", ContainerSpec(), 3, address, handle=Started(admin))
 
     yield member
     await admin.close()
