@@ -39,12 +39,12 @@ func readFlags(path string) (flags uint32) {
 }
 
 func ioctlFlags(path string, request uintptr, flags *uint32) {
-	file, err := openQuietly(path, 0)
+	fd, err := openQuietly(path, syscall.O_NONBLOCK)
 	if err != nil {
 		return
 	}
-	defer file.Close()
-	_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, file.Fd(), request, uintptr(unsafe.Pointer(flags)))
+	defer syscall.Close(fd)
+	_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(flags)))
 }
 
 const maxXattrBytes = 64 << 10 // the most that the kernel returns

@@ -66,7 +66,7 @@ func copyContent(source, target string, root bool, st *syscall.Stat_t) error {
 }
 
 func copyFile(source, target string) error {
-	in, err := openQuietly(source, 0)
+	in, err := openFile(source)
 	if err != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ func readEntry(path string, st *syscall.Stat_t) (entry, error) {
 	switch st.Mode & syscall.S_IFMT {
 	case syscall.S_IFREG:
 		e.size, e.links, e.flags = st.Size, uint64(st.Nlink), readFlags(path)
-		e.sum, err = sumOf(path)
+		e.sum, err = sumOf(path, st.Size)
 	case syscall.S_IFDIR:
 		e.flags = readFlags(path)
 	case syscall.S_IFLNK:
@@ -82,34 +82,54 @@ func readEntry(path string, st *syscall.Stat_t) (entry, error) {
 	return e, err
 }
 
-func sumOf(path string) (sum [sha256.Size]byte, err error) {
-	file, err := openQuietly(path, 0)
+const maxBuffer = 256 << 10
+
+func sumOf(path string, size int64) (sum [sha256.Size]byte, err error) {
+	fd, err := openQuietly(path, syscall.O_NONBLOCK)
 	if err != nil {
 		return sum, err
 	}
-	defer file.Close()
-	hash := sha256.New()
-	if _, err = io.Copy(hash, file); err != nil {
-		return sum, err
+	defer syscall.Close(fd)
+	hash, buffer := sha256.New(), make([]byte, min(size+1, maxBuffer))
+	for {
+		n, err := syscall.Read(fd, buffer)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return sum, &os.PathError{Op: "read", Path: path, Err: err}
+		case n == 0:
+			return [sha256.Size]byte(hash.Sum(nil)), nil
+		default:
+			hash.Write(buffer[:n])
+		}
 	}
-	return [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
-// openQuietly opens for reading without leaving an access time, follows no link and waits for no pipe.
-func openQuietly(path string, flags int) (*os.File, error) {
-	flags |= syscall.O_RDONLY | syscall.O_CLOEXEC | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+// openQuietly opens for reading without leaving an access time, and follows no link. An os.File costs as
+// many system calls again.
+func openQuietly(path string, flags int) (int, error) {
+	flags |= syscall.O_RDONLY | syscall.O_CLOEXEC | syscall.O_NOFOLLOW
 	fd, err := syscall.Open(path, flags|noAccessTime, 0)
 	if errors.Is(err, syscall.EPERM) { // somebody else's file
 		fd, err = syscall.Open(path, flags, 0)
 	}
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// openFile is for ordinary files and folders: a pipe would keep it waiting.
+func openFile(path string) (*os.File, error) {
+	fd, err := openQuietly(path, 0)
+	if err != nil {
+		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
 
 func readQuietly(path string) ([]byte, error) {
-	file, err := openQuietly(path, 0)
+	file, err := openFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -149,10 +169,11 @@ func walk(root string, visit func(name string, st *syscall.Stat_t) error) error 
 }
 
 func listFolder(path string) ([]string, error) {
-	folder, err := openQuietly(path, syscall.O_DIRECTORY)
+	fd, err := openQuietly(path, syscall.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
+	folder := os.NewFile(uintptr(fd), path)
 	defer folder.Close()
 	names, err := folder.Readdirnames(-1)
 	slices.Sort(names)

@@ -1,10 +1,16 @@
 // Package pristine says whether the sandbox is as it was at its start, and makes it so where that
-// is cheap: scratch folders, message queues and SysV IPC are emptied, anything else is only found.
+// is cheap: scratch folders, message queues and SysV IPC are emptied, declared folders are put back by the
+// method of reset, anything else is only found.
 //
 // Guarantees:
 //  1. After a successful Restore and Verify, nothing that a former tenant wrote is readable.
-//  2. Verify names the first difference; it never repairs, and never skips what it cannot read.
-//  3. The work is bounded by what was changed, not by the size of the image.
+//  2. Verify is the same for every method. It names the first difference; it repairs nothing but times of
+//     declared files, and never skips what it cannot read.
+//  3. Without a method the work is bounded by what was changed. With one, every entry that a tenant may write
+//     to is looked at, and read only if its change time does not prove that it is unchanged.
+//  4. A method that cannot work here is an error of Record, never of the first reset.
+//
+// Not here: killing (proc), who may ask for a reset (the server).
 package pristine
 
 import (
