@@ -27,9 +27,10 @@ from agentfly.resources.runners import container_cli_engine as engines
 from agentfly.resources.runners import container_cli_layer as layer
 from agentfly.resources.runners.attached_sandbox import SHM, AttachedSandbox
 from agentfly.resources.runners.cgroups import DAEMON_TASKS
-from agentfly.resources.runners.container_cli_command import Engine, Placing, Scratch
+from agentfly.resources.runners.container_cli_command import Engine, Placing
 from agentfly.resources.runners.container_cli_images import Image, Images, Once
 from agentfly.resources.runners.owner_dir import OwnerDir
+from agentfly.resources.runners.sandbox_root import Scratch
 from agentfly.resources.runners.sandboxd_runner import (
     DEFAULT_ENV,
     SandboxdRunner,

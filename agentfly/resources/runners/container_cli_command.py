@@ -14,10 +14,9 @@ from pathlib import Path, PurePosixPath
 
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners.cgroups import DAEMON_TASKS
+from agentfly.resources.runners.sandbox_root import DAEMON, OURS, Scratch
 from agentfly.resources.spec import ContainerSpec
 
-OURS = "/.agentfly"
-DAEMON = f"{OURS}/sandboxd"
 SHARED = f"{OURS}/owner"
 HANDOVER = f"{SHARED}/h"
 RESERVED = ("/proc", "/sys", "/dev", OURS)
@@ -28,15 +27,6 @@ MEMBER_LABEL = "agentfly.member"
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 ETC = ("hosts", "hostname", "resolv.conf")
 """Files of /etc that all our containers share, read-only; with a network, the last is the engine's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """A folder in memory, emptied at every reset: its mode and its size in MiB."""
-
-    path: str
-    mode: str
-    size_mb: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentfly.resources.runners.attached import reason
-from agentfly.resources.runners.container_cli_command import DAEMON, Engine, limits, seals
+from agentfly.resources.runners.container_cli_command import Engine, limits, seals
+from agentfly.resources.runners.sandbox_root import DAEMON
 from agentfly.resources.spec import ContainerSpec
 
 CANDIDATES = ("docker", "podman", "nerdctl")

@@ -34,10 +34,11 @@ from agentfly.resources.runners import host_root
 from agentfly.resources.runners.attached import reason
 from agentfly.resources.runners.attached_sandbox import SHM, AttachedSandbox
 from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Limits
-from agentfly.resources.runners.container_cli_command import DAEMON, HANDOVER, SHARED, Scratch
+from agentfly.resources.runners.container_cli_command import HANDOVER, SHARED
 from agentfly.resources.runners.container_cli_engine import CallFailed, call, call_async
 from agentfly.resources.runners.container_cli_images import PULL_S, Once
 from agentfly.resources.runners.owner_dir import OwnerDir, delete
+from agentfly.resources.runners.sandbox_root import DAEMON, Scratch
 from agentfly.resources.runners.sandboxd_runner import DEFAULT_ENV, SandboxdRunner, cause_in
 from agentfly.resources.spec import ContainerSpec
 

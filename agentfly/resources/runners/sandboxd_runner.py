@@ -202,7 +202,9 @@ class SandboxdRunner(ABC):
         try:
             await _remove(_sandbox(member))
         except (OSError, TimeoutError) as error:
-            raise Infra(f"member {member.id}: cannot be removed: {error or type(error).__name__}") from error
+            raise Infra(
+                f"member {member.id}: cannot be removed: {str(error) or type(error).__name__}"
+            ) from error
 
     async def close(self) -> None:
         """Await the deletion of files and remove the owner's folder. Stop every member first."""

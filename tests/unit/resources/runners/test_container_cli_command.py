@@ -9,12 +9,12 @@ from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners.container_cli_command import (
     Engine,
     Placing,
-    Scratch,
     check,
     run,
     scratch,
     wanted_scratch,
 )
+from agentfly.resources.runners.sandbox_root import Scratch
 from agentfly.resources.spec import ContainerSpec
 
 PLACING = Placing(
