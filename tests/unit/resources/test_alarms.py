@@ -1,6 +1,6 @@
 """The times at which something is due; the numbers are the guarantees of alarms.py."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.resources.alarms import SPARE, Alarms
@@ -8,6 +8,7 @@ from agentfly.resources.alarms import SPARE, Alarms
 # 1. Against a plain dictionary.
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 20)), st.integers(0, 3))))
 def test_alarms_are_those_of_a_dictionary(steps):
     alarms: Alarms[int] = Alarms()

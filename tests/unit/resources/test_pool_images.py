@@ -6,7 +6,7 @@ The second argument of ``ask`` is the image; the pool's own is "", and "host" by
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.resources.actions import Grant, Probe, Reason, Reset, Start, State, Stop
@@ -238,6 +238,7 @@ def test_share_of_another_image_is_passed_for_few_leases():
     assert passed <= LEAD + 2
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_nobody_without_a_member_on_its_way_is_passed_by_more_than_a_few(seed):
     luck = Random(seed)

@@ -109,6 +109,21 @@ def test_part_of_an_idle_share_is_not_saved_up():
     assert clock.play([("leased", 3), 10, *back(3, "p-2")]) == [Grant(4, "p-2")]
 
 
+def test_share_that_waited_long_does_not_take_everything_for_as_long():
+    many = 32
+    clock = Clock(min=many, max=many, lease_ttl_s=1e6)
+    clock.play([("started", f"p-{number + 1}") for number in range(many)])
+    clock.play([ask("train")] * many)
+    clock.play([("leased", number + 1) for number in range(many)])
+    clock.play([*[ask("eval")] * many, *[ask("train")] * many, 3600])
+    eval_holds = 0
+    for ticket in range(1, many + 1):
+        member = clock.pool._tickets[ticket].member
+        (grant,) = clock.play([("withdraw", ticket), ("reset_done", member, True)])
+        eval_holds += many < grant.ticket <= 2 * many
+    assert 16 <= eval_holds <= 24
+
+
 def test_full_queue_of_others_does_not_refuse_one_with_a_reservation():
     clock = Clock(max=2, max_pending=2, reserved={"verify": 1})
     clock.play([*TRAIN_HAS_ONE, ask("train"), ask("train")])
