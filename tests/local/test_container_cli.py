@@ -329,6 +329,25 @@ async def test_sweep_removes_what_a_dead_owner_left_and_nothing_else(
     assert containers(cli) == set()
 
 
+async def test_close_removes_what_a_failed_stop_left(
+    run_dir: Path, sandboxd: Path, cli: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ContainerCLIRunner(run_dir.with_name("f"), sandboxd, cli)
+    member = await runner.start(spec(), "m-1")
+    with monkeypatch.context() as broken:
+        broken.setattr(member.handle, "remove", _fails)
+        with pytest.raises(Infra, match="cannot be removed"):
+            await runner.stop(member)
+    assert len(containers(cli)) == 1
+    await runner.close()
+    assert containers(cli) == set()
+    await member.handle.process.end()  # type: ignore[attr-defined]
+
+
+async def _fails() -> None:
+    raise TimeoutError
+
+
 # 4. Any image.
 
 

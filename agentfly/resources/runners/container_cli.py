@@ -104,9 +104,8 @@ class ContainerCLIRunner(SandboxdRunner):
             self._found = engines.find(self._sandboxd, self._commands)
         if self._found.engine is not None:
             return None
-        return "no container engine answers: " + "; ".join(
-            f"{cli}: {why}" for cli, why in self._found.refused
-        )
+        reasons = "; ".join(f"{cli}: {why}" for cli, why in self._found.refused)
+        return f"no container engine works ({reasons}); start one, or name it in {engines.VARIABLE}"
 
     def notes(self) -> tuple[str, ...]:
         """Which engine it is, and what works less well here than it could, for ``agentfly doctor``."""
@@ -127,6 +126,8 @@ class ContainerCLIRunner(SandboxdRunner):
             await self._images.close()
         await self._layouts.close()
         if self._owner is not None:
+            if not await asyncio.to_thread(remove_left, self._owner.path):
+                return  # its folder stays locked until this process ends: then the next sweep tries again
             (self._owner.path / RECORD).unlink(missing_ok=True)
         await super().close()
 

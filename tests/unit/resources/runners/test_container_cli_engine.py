@@ -174,8 +174,8 @@ def test_pool_is_refused_with_the_reason_of_every_engine(tmp_path: Path) -> None
     with pytest.raises(ResourceError) as caught:
         ResourceEngine([runner]).add_pool(pool)
     assert str(caught.value) == (
-        "pool swe: runner container-cli cannot work here: no container engine answers: "
-        f"{dead[0]}: Cannot connect to the daemon"
+        "pool swe: runner container-cli cannot work here: no container engine works "
+        f"({dead[0]}: Cannot connect to the daemon); start one, or name it in AGENTFLY_CONTAINER_CLI"
     )
     assert runner.notes() == ()
 
