@@ -34,6 +34,7 @@ from agentfly.resources.runners.owner_dir import LOCK, delete
 from agentfly.sandbox.binary import find_sandboxd
 
 FRESH_S = 60.0  # somebody may have made a folder and not locked it yet
+OWNED = "d"  # begins the names of folders that were locked before they had them
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,13 @@ async def data_plane(
 @contextlib.contextmanager
 def owned_folder(parent: Path) -> Iterator[Path]:
     """A new folder that `sweep_dead` leaves alone while this process lives; the block is to empty it."""
-    folder = parent / secrets.token_hex(4)  # short: the path of a socket has 107 bytes
-    folder.mkdir(mode=0o700)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    name = secrets.token_hex(4)  # short: the path of a socket has 107 bytes
+    folder, fresh = parent / f"{OWNED}{name}", parent / name
+    fresh.mkdir(mode=0o700)
+    lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(folder)  # nobody ever sees it under this name without its lock
         yield folder
     finally:
         with contextlib.suppress(OSError):  # gone with its sandboxes, or what they left is for the next sweep
@@ -113,7 +116,7 @@ def _abandoned(folder: Path) -> bool:
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return time.time() - os.fstat(lock).st_mtime > FRESH_S
+        return folder.name.startswith(OWNED) or time.time() - os.fstat(lock).st_mtime > FRESH_S
     except BlockingIOError:
         return False
     finally:

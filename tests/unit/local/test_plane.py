@@ -44,8 +44,16 @@ def test_the_folder_of_a_killed_process_without_sandboxes_is_swept(tmp_path: Pat
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("d")
     sweep_dead(tmp_path)
-    assert folder.exists(), "it could be one that is being made"
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_being_made_is_swept_only_when_it_is_old(tmp_path: Path) -> None:
+    folder = tmp_path / "0a1b2c3d"
+    folder.mkdir()
+    sweep_dead(tmp_path)
+    assert folder.exists()
     age(folder)
     sweep_dead(tmp_path)
     assert not folder.exists()
