@@ -34,7 +34,7 @@ from agentfly.resources.runners.owner_dir import LOCK, delete
 from agentfly.sandbox.binary import find_sandboxd
 
 FRESH_S = 60.0  # somebody may have made a folder and not locked it yet
-OWNED = "d"  # begins the names of folders that were locked before they had them
+OWNED = "p"  # begins the names of folders that were locked before they had them
 
 
 @dataclass(frozen=True)

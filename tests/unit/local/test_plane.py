@@ -44,7 +44,7 @@ def test_the_folder_of_a_killed_process_without_sandboxes_is_swept(tmp_path: Pat
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("d")
+    assert folder.name.startswith("p")
     sweep_dead(tmp_path)
     assert not folder.exists()
 
