@@ -299,6 +299,9 @@ func TestKeysEndWithTheirLease(t *testing.T) {
 	w.lease(t)
 	w.keyed(t, "k", "POST", "/exec", "lease", `{"command":"x"}`)
 	w.call(t, "POST", "/reset", "admin", "{}")
+	if left := w.server.held.jobs; len(left.byKey)+len(left.finished) != 0 {
+		t.Error("answers are kept without a lease:", len(left.byKey), len(left.finished))
+	}
 	w.lease(t)
 	if status, value := w.keyed(t, "k", "POST", "/exec", "lease", `{"command":"y"}`); status != 200 {
 		t.Error(status, value)

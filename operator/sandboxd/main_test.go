@@ -113,6 +113,9 @@ func launchDaemon(t *testing.T, listen string, users int, files []*os.File, netw
 		GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: users}},
 		GidMappingsEnableSetgroups: users > 1,
 	}
+	if users > 1 { // with a group that no command is to have
+		d.command.SysProcAttr.Credential = &syscall.Credential{Groups: []uint32{7}}
+	}
 	var err error
 	if d.stdin, err = d.command.StdinPipe(); err != nil {
 		t.Fatal(err)
