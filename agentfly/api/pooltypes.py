@@ -233,7 +233,8 @@ class ExternalAPI(ApiModel):
         default=(),
         strict=False,
         max_length=16,
-        description="Keys, in order; one that the API refuses or limits is set aside. Absent: none is sent.",
+        description="Keys, in order, each as {env: JUDGE_KEY}; one that the API refuses or limits is set "
+        "aside. Absent: none is sent.",
     )
     concurrency: Int = Field(default=32, ge=1, description="Requests at the same time. Default 32.")
     requests_per_second: float | None = Field(

@@ -5,6 +5,7 @@ Guarantees:
 2. Every pattern of the API has a text of its own; a person never reads a regular expression.
 3. Every complaint about a value has a remedy with the value to use; a misspelt field or value gets the
    nearest right one.
+4. What is written in place of a reference to a key is not printed: it may be the key.
 """
 
 import difflib
@@ -87,7 +88,8 @@ class ManifestError:
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        what = self.problem if self.value is NOTHING else f"{shown(self.value)} {self.problem}"
+        hidden = self.value is NOTHING or ".credentials" in self.path  # a key may stand where none should
+        what = self.problem if hidden else f"{shown(self.value)} {self.problem}"
         return ": ".join(part for part in (place, self.path, what) if part)
 
     def render(self) -> str:
@@ -279,7 +281,7 @@ def _retyped(kind: str, value: Any, model: type[ApiModel], where: Where) -> str:
     if isinstance(value, str) and _means(kind, value.strip()):
         return f"write {value.strip()} without quotes"
     if kind == "string_type" and _plain(value):
-        return f'write "{shown(value)}" in quotes'
+        return "write it in quotes" if "credentials" in where else f'write "{shown(value)}" in quotes'
     if kind == "tuple_type" and _plain(value):
         return f"write [{shown(value)}]"
     if kind == "model_type":

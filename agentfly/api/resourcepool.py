@@ -177,13 +177,18 @@ class ResourcePoolSpec(ApiModel):
             hint="set scope to Rollout",
         ),
         Rule(
-            cel="self.type != 'ExternalAPI' || (self.scope == 'Global' && self.capacity.max == 1)",
-            holds=lambda self: (
-                self.type != "ExternalAPI" or (self.scope == "Global" and self.capacity.max == 1)
-            ),
+            cel="self.type != 'ExternalAPI' || self.scope == 'Global'",
+            holds=lambda self: self.type != "ExternalAPI" or self.scope == "Global",
             field="scope",
-            problem="of an ExternalAPI must be Global with capacity.max 1: its limits are those of one key",
-            hint="set scope: Global and capacity: {max: 1}; concurrency bounds the requests",
+            problem="does not suit an ExternalAPI, whose limits are those of all holders together",
+            hint="set scope: Global",
+        ),
+        Rule(
+            cel="self.type != 'ExternalAPI' || self.capacity.max == 1",
+            holds=lambda self: self.type != "ExternalAPI" or self.capacity.max == 1,
+            field="capacity",
+            problem="of an ExternalAPI must have max 1: one gateway keeps the limits of all holders",
+            hint="set capacity: {max: 1}; externalAPI.concurrency bounds the requests",
         ),
         Rule(
             cel="self.images.policy == 'Fixed' || self.type == 'Container'",
@@ -199,6 +204,13 @@ class ResourcePoolSpec(ApiModel):
             field="queue",
             problem="reserves all of capacity.max and leaves none for others",
             hint="raise capacity.max or lower queue.reserved",
+        ),
+        Rule(
+            cel="self.scope != 'Global' || size(self.queue.reserved) == 0",
+            holds=lambda self: self.scope != "Global" or not self.queue.reserved,
+            field="queue",
+            problem="reserves members of a Global pool, which nobody has to wait for",
+            hint="remove queue.reserved",
         ),
         Rule(
             cel="self.reuse.quarantine < self.capacity.max",

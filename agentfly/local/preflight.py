@@ -12,7 +12,7 @@ Guarantees:
 import inspect
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from agentfly.agent import Agent
 from agentfly.api import Metadata, ResourcePool, RolloutJob, TrainingRun, shape
 from agentfly.api.base import NAME_MAX, ApiModel
 from agentfly.api.load import Manifests, load_manifests
-from agentfly.api.pooltypes import Credential
+from agentfly.api.pooltypes import Credential, InProcess
 from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError, shown
 from agentfly.errors import AgentflyError
 from agentfly.refs import ReferenceFailed, load
@@ -223,10 +223,23 @@ def _placed(pool: ResourcePool, base: Path) -> ResourcePool:
         if not callable(factory):
             problem = f"{made.entrypoint}: is of type {type(factory).__name__}, not a function or a class"
             raise AgentflyError(f"{where}.inProcess.entrypoint: {problem}", hints=["name what makes one"])
+        _check_kwargs(f"{where}.inProcess.kwargs", made, factory)
         place, _, name = made.entrypoint.rpartition(":")
         if place.endswith(".py"):
             arm["in_process"] = made.model_copy(update={"entrypoint": f"{base / place}:{name}"})
     return pool.model_copy(update={"spec": pool.spec.model_copy(update=arm)}) if arm else pool
+
+
+def _check_kwargs(field: str, made: InProcess, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # as of some that are written in C
+        return
+    try:
+        signature.bind(**made.kwargs)
+    except TypeError as error:
+        hints = [f"it is defined as {made.entrypoint.rpartition(':')[2]}{signature}"]
+        raise AgentflyError(f"{field}: {made.entrypoint}: {error}", hints=hints) from None
 
 
 def _found_key(key: Credential, base: Path, where: str) -> Credential:

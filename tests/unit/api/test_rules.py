@@ -14,10 +14,6 @@ API: dict[str, Any] = {
     "externalAPI": {"baseUrl": "https://judge/v1"},
     "capacity": {"max": 1},
 }
-ONE_KEY = (
-    "spec.scope: scope of an ExternalAPI must be Global with capacity.max 1: its limits are those of "
-    "one key; set scope: Global and capacity: {max: 1}; concurrency bounds the requests"
-)
 SERVICE: dict[str, Any] = {
     "type": "ModelService",
     "container": None,
@@ -104,8 +100,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"inProcess": {"entrypoint": "games.py:make"}},
         ["spec.inProcess: inProcess is allowed only when type is InProcess; remove inProcess"],
     ),
-    "an ExternalAPI for one holder at a time": ("ResourcePool", {**API, "scope": "Rollout"}, [ONE_KEY]),
-    "an ExternalAPI with several members": ("ResourcePool", {**API, "capacity": {"max": 2}}, [ONE_KEY]),
+    "an ExternalAPI for one holder at a time": (
+        "ResourcePool",
+        {**API, "scope": "Rollout"},
+        [
+            "spec.scope: scope does not suit an ExternalAPI, whose limits are those of all holders "
+            "together; set scope: Global"
+        ],
+    ),
+    "an ExternalAPI with several members": (
+        "ResourcePool",
+        {**API, "capacity": {"max": 2}},
+        [
+            "spec.capacity: capacity of an ExternalAPI must have max 1: one gateway keeps the limits of "
+            "all holders; set capacity: {max: 1}; externalAPI.concurrency bounds the requests"
+        ],
+    ),
     "an ExternalAPI with both places of a key": (
         "ResourcePool",
         {**API, "externalAPI.credentials": [{"env": "KEY", "file": "key.txt"}]},
@@ -151,6 +161,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         [
             "spec.queue: queue reserves all of capacity.max and leaves none for others; "
             "raise capacity.max or lower queue.reserved"
+        ],
+    ),
+    "members reserved that all share": (
+        "ResourcePool",
+        {**SERVICE, "scope": "Global", "queue.reserved": {"verifier": 1}},
+        [
+            "spec.queue: queue reserves members of a Global pool, which nobody has to wait for; "
+            "remove queue.reserved"
         ],
     ),
     "a quarantine of all members": (

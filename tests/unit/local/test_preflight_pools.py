@@ -18,8 +18,9 @@ def api(*credentials: dict) -> dict:
     return {**API, "externalAPI": {**API["externalAPI"], "credentials": list(credentials)}}
 
 
-def game(entrypoint: str) -> dict:
-    return {"type": "InProcess", "inProcess": {"entrypoint": entrypoint}, "capacity": {"max": 2}}
+def game(entrypoint: str, **kwargs: object) -> dict:
+    made = {"entrypoint": entrypoint, "kwargs": kwargs}
+    return {"type": "InProcess", "inProcess": made, "capacity": {"max": 2}}
 
 
 def test_a_key_in_a_file_is_relative_to_the_manifest_and_never_read(folder: Folder, monkeypatch):
@@ -56,7 +57,7 @@ def test_a_file_that_is_not_there_is_refused(folder: Folder):
 
 def test_a_factory_in_a_file_is_relative_to_the_manifest(folder: Folder, monkeypatch):
     monkeypatch.chdir("/")
-    folder.pool("chess", game("agent.py:endless"))
+    folder.pool("chess", game("agent.py:endless", seed=1))
     folder.pool("dates", game("datetime:date"))
     chess, dates = folder.run().pools
     assert chess.spec.in_process is not None
@@ -81,3 +82,17 @@ def test_a_factory_in_a_file_is_relative_to_the_manifest(folder: Folder, monkeyp
 def test_a_factory_that_cannot_be_called_is_refused(folder: Folder, entrypoint, error):
     folder.pool("chess", game(entrypoint))
     assert folder.refused().startswith(f"ResourcePool chess: spec.inProcess.entrypoint: {error}")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error"),
+    [
+        ({"sead": 1}, "missing a required argument: 'seed'"),
+        ({"seed": 1, "size": 2}, "got an unexpected keyword argument 'size'"),
+    ],
+)
+def test_kwargs_that_a_factory_does_not_take_are_refused_with_those_it_does(folder: Folder, kwargs, error):
+    folder.pool("chess", game("agent.py:endless", **kwargs))
+    refused = folder.refused().splitlines()
+    assert refused[0] == f"ResourcePool chess: spec.inProcess.kwargs: agent.py:endless: {error}"
+    assert refused[1].startswith("  hint: it is defined as endless(seed")
