@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,11 @@ from typing import Any
 
 import pytest
 
-from agentfly.resources.errors import Infra, StartFailed
+from agentfly.api import ResourcePool
+from agentfly.broker.client import BrokerClient
+from agentfly.local.paths import run_dir as local_run_dir
+from agentfly.local.plane import data_plane
+from agentfly.resources.errors import Infra, ResourceError, StartFailed
 from agentfly.resources.runners.base import Unclean
 from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
 from agentfly.resources.runners.owner_dir import LOCK, OwnerDir, sweep
@@ -275,7 +280,8 @@ async def main():
         spec = ContainerSpec(runtime="container-cli", image=sys.argv[3])
         await runner.start(spec, f"m-{number}")
     print("ready", flush=True)
-    await asyncio.sleep(600)
+    while True:  # whenever it is killed, one is being started or stopped
+        await runner.stop(await runner.start(spec, "more"))
 
 asyncio.run(main())
 """
@@ -288,9 +294,8 @@ def test_killed_owner_leaves_no_container(run_dir: Path, sandboxd: Path, cli: li
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            assert len(containers(cli)) == 2
             assert sweep(run_dir.parent, remove_left) == []
-            assert len(containers(cli)) == 2
+            assert len(containers(cli)) >= 2
         finally:
             process.kill()
     deadline = time.monotonic() + 10
@@ -408,3 +413,53 @@ async def test_notes_say_what_is_not_bounded(runner: ContainerCLIRunner, cli: li
     assert "disk of a container: the engine's storage driver cannot bound it" in runner.notes()
     async with box(runner, spec(disk_mb=10)) as made:
         assert await made.sh("echo started") == "started\n"
+
+
+# A pool of a manifest.
+
+
+def pool(image: str) -> ResourcePool:
+    return ResourcePool.model_validate(
+        {
+            "apiVersion": "agentfly.dev/v1alpha1",
+            "kind": "ResourcePool",
+            "metadata": {"name": "containers"},
+            "spec": {
+                "type": "Container",
+                "container": {"runtime": "ContainerCLI", "image": image, "memory": "64Mi"},
+                "capacity": {"min": 1, "max": 2},
+            },
+        },
+        by_alias=True,
+    )
+
+
+async def test_data_plane_serves_a_pool_of_containers(
+    run_dir: Path, tmp_path: Path, cli: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run_dir.parent / "x"))
+    monkeypatch.setenv("AGENTFLY_CONTAINER_CLI", shlex.join(cli))
+    python = Path(sys.executable)
+    async with (
+        data_plane([pool(SHELL)], logs_in=tmp_path, inference_python=python, start_timeout_s=10) as plane,
+        BrokerClient(plane.broker) as client,
+    ):
+        for owner in ("first", "second"):
+            async with await client.acquire("containers", owner, deadline=60) as lease:
+                assert (await lease.sandbox.exec("ls /tmp; echo $FROM_IMAGE > /tmp/x")).text == ""
+                assert (await lease.sandbox.exec("cat /tmp/x")).text == "yes"
+    assert containers(cli) == set()
+    assert list(local_run_dir().iterdir()) == []
+
+
+async def test_data_plane_refuses_the_pool_where_no_engine_works(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run_dir.parent / "x"))
+    monkeypatch.setenv("AGENTFLY_CONTAINER_CLI", "no-such-engine")
+    plane = data_plane(
+        [pool(SHELL)], logs_in=tmp_path, inference_python=Path(sys.executable), start_timeout_s=10
+    )
+    with pytest.raises(ResourceError, match="no-such-engine: not found on PATH"):
+        await plane.__aenter__()
+    assert list(local_run_dir().iterdir()) == []
