@@ -134,7 +134,7 @@ def images() -> Iterator[bytes]:
 
 def _busybox() -> dict[str, bytes | str]:
     busybox = Path(str(_which("busybox")))
-    tools = "sh ls cat echo id sleep mkdir touch rm chmod chown grep stat dd seq env wc true tee"
+    tools = "sh ls cat echo id sleep mkdir touch rm mv ln mkfifo chmod chown find grep stat dd seq env tee"
     files: dict[str, bytes | str] = {"bin/busybox": busybox.read_bytes()}
     files |= {f"bin/{tool}": "busybox" for tool in tools.split()}
     files["etc/passwd"] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentfly.api import ResourcePool
 from agentfly.broker.client import BrokerClient
@@ -206,6 +208,42 @@ async def test_what_a_holder_leaves_is_not_seen_by_the_next(runner: ContainerCLI
         await made.sh(leave)
         assert not await made.next_lease()
         assert (await made.client.exec(look)).exit_code != 0
+
+
+PLACES = ("/etc", "/bin", "/home", "/tmp/a", "/run/a", "/dev/shm", "/dev", "/workspace", "/")
+DEEDS = (
+    "echo canary > {0}/canary",
+    "echo canary >> /etc/passwd",
+    "mkdir -p {0}/d/e && chmod 0 {0}/d/e {0}/d",
+    "chmod 700 {0}",
+    "chown 7:7 {0}",
+    "mv /etc {0}/moved",
+    "rm -rf {0}/*",
+    "ln -s /etc/passwd {0}/link; ln /etc/group {0}/hard",
+    "mkfifo {0}/pipe",
+    "touch -d @1 {0}",
+    "(while true; do echo canary > {0}/late; sleep 0.01; done) > /dev/null 2>&1 &",
+)
+LOOK = (
+    "find / -path /proc -prune -o -path /sys -prune -o -exec stat -c '%n %F %a %u %g' {} +; "
+    "cat /etc/passwd /etc/group; grep -h . /proc/[0-9]*/comm"
+)
+
+
+@given(deeds=st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(PLACES)), min_size=1, max_size=5))
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_nothing_that_a_holder_does_is_seen_by_the_next(
+    runner: ContainerCLIRunner, deeds: list[tuple[str, str]]
+) -> None:
+    async def scenario() -> None:
+        async with box(runner) as made:
+            fresh = (await made.client.exec(LOOK, output_limit=1 << 20)).stdout
+            for deed, place in deeds:
+                await made.client.exec(f"mkdir -p {place}; {deed.format(place)}")
+            await made.next_lease()
+            assert (await made.client.exec(LOOK, output_limit=1 << 20)).stdout == fresh
+
+    asyncio.run(scenario())
 
 
 async def test_files_that_engines_mount_cannot_be_written(runner: ContainerCLIRunner) -> None:
