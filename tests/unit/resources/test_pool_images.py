@@ -226,6 +226,23 @@ def test_nobody_is_held_up_for_what_may_not_start_yet():
     assert clock.play([("reset_done", "p-1", True)]) == [Stop("p-1", Reason.EVICTED)]
 
 
+def test_nobody_is_held_up_for_an_image_that_is_broken():
+    clock = Clock(max=1, per_image=True, lease_ttl_s=1e9)
+    clock.play([ask("b"), ("start_failed", "p-1", "no such image"), *[ask("a")] * 9])
+    clock.play([("started", "p-2"), ("leased", 2)])
+    for ticket in range(2, 10):
+        grants = clock.play([("withdraw", ticket), ("reset_done", "p-2", True), ("leased", ticket + 1)])
+        assert clock.pool.queued == 10 - ticket, grants
+
+
+def test_one_decision_serves_all_that_it_makes_room_for():
+    clock = Clock(max=3, per_image=True, reserved={"verify": 1}, starts_per_s=0.01)
+    clock.play([ask(""), *free("p-1", 1), 100, ask("b"), *free("p-2", 2)])
+    for share, image in (("", "a"), ("", "a"), ("verify", "a"), ("", ""), ("", "b")):
+        clock.pool.ask(share, image)
+    assert clock.play([0]) == [Grant(6, "p-1"), Grant(7, "p-2")], "the reservation has its place all the same"
+
+
 def test_share_of_another_image_is_passed_for_few_leases():
     clock = Clock(max=1, per_image=True, lease_ttl_s=1e9)
     clock.play([ask("a", "one"), ("started", "p-1"), ("leased", 1), ask("b", "two"), *[ask("a", "one")] * 99])
