@@ -226,3 +226,11 @@ def test_broken_image_holds_up_nobody_else():
     clock = Clock(max=1, per_image=True)
     clock.play([("ask", "", "broken"), ("ask", "", "good")])
     assert clock.play([("start_failed", "p-1", "no such image")]) == [Start("p-2", "good")]
+
+
+def test_each_broken_image_has_its_own_pause():
+    clock = Clock(max=4, per_image=True)
+    clock.play([("ask", "", "one"), ("start_failed", "p-1", "x"), 1.0, ("start_failed", "p-2", "x")])
+    clock.play([("ask", "", "two"), ("start_failed", "p-3", "x")])
+    assert clock.play([1.0]) == [Start("p-4", "two")]
+    assert clock.play([1.0]) == [Start("p-5", "one")]
