@@ -224,7 +224,7 @@ class SandboxAdmin(Connection):
         await self.call("POST", "/lease", deadline=SHORT_S, body=body, repeat=True)
 
     async def reset(self, timeout: float = 0.0) -> ResetReport:
-        """End the lease, kill everything, put back what the method of reset can, and say whether all is clean.
+        """End the lease, kill everything, put back what the method of reset can, and say whether it is clean.
 
         Args:
             timeout: seconds that the method may take beyond that; what a spec has as ``reset.timeout_s``.

@@ -136,7 +136,7 @@ class ResetReport:
     """Whether the sandbox is verified clean; if not, the first thing that differs.
 
     Attributes:
-        method: ``overlay``, ``paths``, ``git``, ``command`` or ``recreate``; None from a daemon that does not say.
+        method: ``overlay``, ``paths``, ``git``, ``command`` or ``recreate``; None if the daemon does not say.
         wall_s: seconds that the daemon took.
     """
 
