@@ -193,7 +193,7 @@ def _look(args: argparse.Namespace) -> int:
     tables = [look.pool_table(found, address if several else None) for address, found in pools.items()]
     tables += [look.lease_table(found, address if several else None) for address, found in leases.items()]
     for table in tables:
-        Console().print(table)
+        Console(width=look.WIDTH).print(table)
     return DONE
 
 

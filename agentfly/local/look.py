@@ -24,6 +24,7 @@ from agentfly.local.paths import BROKER
 from agentfly.resources.errors import Infra
 from agentfly.resources.lease import LeaseStatus, PoolStatus
 
+WIDTH = 500  # a row is a line, in a narrow terminal and in a pipe as well
 SCHEMES = ("unix://", "http://", "https://")
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ def leases(addresses: Sequence[str]) -> dict[str, Leases]:
 
 def pool_table(found: Pools, title: str | None) -> Table:
     """The pools of one broker. Ready members are those that are free or leased."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("Pool", "Type"):
         table.add_column(name, overflow="fold")
     for name in ("Ready", "Free", "Leased", "Starting", "Queued", "Max", "Hit%", "P99"):
@@ -77,7 +78,7 @@ def pool_table(found: Pools, title: str | None) -> Table:
 
 def lease_table(found: Leases, title: str | None) -> Table:
     """What is held at one broker, the longest first."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("Lease", "Pool", "Member", "Owner", "Share"):
         table.add_column(name, overflow="fold")
     for name in ("Held for", "Expires in"):

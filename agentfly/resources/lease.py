@@ -246,7 +246,7 @@ class Lease:
     def _require(self, *kinds: str) -> None:
         if self.info.kind not in kinds:
             wanted = " or ".join(kinds)
-            raise ResourceError(f"lease of pool {self.info.pool}: is a {self.info.kind}, not a {wanted}")
+            raise ResourceError(f"lease of pool {self.info.pool}: is of type {self.info.kind}, not {wanted}")
         if self.lost:
             raise LeaseLost(
                 f"lease of pool {self.info.pool}: is over, member {self.info.member_id} is no longer held",

@@ -248,6 +248,6 @@ class Pool(PoolRules):
         if not self.spec.per_image:
             raise ResourceError(
                 f"pool {self.spec.name}: has no members of image {image}",
-                hints=("leave the image out", "or set per_image of the pool, if it has containers"),
+                hints=("leave the image out", "or set images: {policy: PerAcquire}, if it has containers"),
             )
         return image

@@ -230,9 +230,9 @@ async def test_handle_serves_its_own_kind_only():
     side = Recorder()
     box, judge = side.hold("l1"), side.hold("l2", kind="model-service")
     assert judge.base_url == "http://127.0.0.1:9"
-    with pytest.raises(ResourceError, match="lease of pool swe: is a container, not a model-service"):
+    with pytest.raises(ResourceError, match="lease of pool swe: is of type container, not model-service"):
         _ = box.base_url
-    with pytest.raises(ResourceError, match="is a model-service, not a container"):
+    with pytest.raises(ResourceError, match="is of type model-service, not container"):
         _ = judge.sandbox
     await side.holdings.close()
 

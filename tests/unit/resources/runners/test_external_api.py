@@ -212,7 +212,7 @@ async def test_holders_share_one_member_and_each_has_a_key_of_its_own(api: API) 
         with pytest.raises(LeaseLost):
             _ = one.base_url
         assert await _chat(session, two) == 200
-        with pytest.raises(ResourceError, match="is a external-api, not a container"):
+        with pytest.raises(ResourceError, match="is of type external-api, not container"):
             _ = two.sandbox
         await asyncio.sleep(1.1)
         headers = {"Authorization": f"Bearer {token}"}
