@@ -143,9 +143,13 @@ WRONG = {
         agent=('"what": "nothing"', '"which": "nothing"'),
     ),
     "sandboxes from an image": Wrong(
-        "ResourcePool shell: spec.container.image: python:3.12 names an image,"
-        " and this machine has no runner for images\n"
-        "  hint: use host or a directory with a root file system",
+        "ResourcePool shell: spec.container.image: python:3.12 names an image of a registry,"
+        " and sandboxes of this machine's bubblewrap pull none\n"
+        "  hint: make a file of it: docker save -o image.tar python:3.12,"
+        " then image: docker-archive:image.tar\n"
+        "  hint: or a folder: skopeo copy docker://python:3.12 oci:image:latest,"
+        " then image: oci:image:latest\n"
+        "  hint: or let a runner that pulls have it: runtime: ContainerCLI here, or a cluster",
         flags=("--set", "pool/shell.container.image=python:3.12"),
     ),
     "upper clip below the lower one": Wrong(
@@ -359,6 +363,8 @@ positional arguments:
   COMMAND
     run          train: run the TrainingRun of a manifest on this machine, or go on with it
     rollout      run the RolloutJob of a manifest on this machine
+    pools        how the pools of what runs here are doing
+    leases       who holds which member of what runs here, and for how long
     env          build the environments of trainer and inference; prints their Python
     crds         write the CustomResourceDefinitions
     doctor       what works on this machine, and why the rest does not
