@@ -90,4 +90,4 @@ async def test_whatever_happens_nothing_is_left_and_no_limit_was_passed(api: API
     assert api.most <= 4
     assert len(api.seen) <= usage.calls <= 250, "what it saw was counted"
     assert set(statuses) <= {200, 400, *STATUS.values()}
-    assert statuses.count(200) > 5
+    assert 200 in statuses

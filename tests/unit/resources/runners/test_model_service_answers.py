@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners import model_service
+from agentfly.resources.runners import guard, model_service
 from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.model_service import ModelServiceRunner
 from agentfly.resources.spec import ModelServiceSpec
@@ -58,7 +58,9 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelServiceRunner:
-    monkeypatch.setattr(model_service, "guarded", lambda argv: ["sleep", "60"])
+    monkeypatch.setattr(
+        model_service, "start_guarded", lambda _, **options: guard.start_guarded(["sleep", "60"], **options)
+    )
     monkeypatch.setattr(model_service, "_POLL_S", 0.01)
     monkeypatch.setattr(model_service, "_RESET_TIMEOUT_S", 0.5)
     return ModelServiceRunner(Path(sys.executable), tmp_path)
