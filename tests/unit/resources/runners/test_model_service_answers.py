@@ -72,13 +72,13 @@ async def test_server_that_refuses_its_first_request_is_quoted(
     monkeypatch.setattr(model_service, "free_port", lambda: server.port)
     server.first_answer = 404
     killed: list[int | None] = []
-    kill = model_service._kill
+    kill = model_service.end_guard
 
     async def spy(process: asyncio.subprocess.Process) -> None:
         await kill(process)
         killed.append(process.returncode)
 
-    monkeypatch.setattr(model_service, "_kill", spy)
+    monkeypatch.setattr(model_service, "end_guard", spy)
     with pytest.raises(StartFailed) as failed:
         await runner.start(SPEC, "policy-0")
     assert failed.value.reason == "answered 404 to its first request: (no output)"
