@@ -18,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,9 @@ from agentfly.resources.spec import ContainerSpec
 logger = logging.getLogger(__name__)
 
 REMOVE_S = 30.0
+SETTLE_S = 10.0
+"""A container that was being started when its owner was killed comes and goes by itself in a second."""
+PAUSE_S = 0.1
 RECORD = "containers.json"
 """In the owner's folder: which command removes its containers, and their label."""
 ENGINE_FILES = frozenset({".containerenv"})
@@ -216,16 +220,20 @@ def remove_left(folder: Path) -> bool:
         return True  # the engine was uninstalled
     label = f"label={command_line.OWNER_LABEL}={owner}"
     try:
-        for _ in range(2):
+        deadline = time.monotonic() + SETTLE_S
+        while True:
             listed = engines.call(
                 engine.command, "ps", "--all", "--quiet", "--filter", label, deadline=REMOVE_S
             )
             if not listed:
                 return True
+            if time.monotonic() > deadline:
+                return False
             _discard(engine, listed.split())
+            time.sleep(PAUSE_S)
     except engines.CallFailed as error:
         logger.warning("containers of %s: not removed: %s", owner, error)
-    return False
+        return False
 
 
 def _discard(engine: Engine, names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import ResourceError, StartFailed
 from agentfly.resources.images.reference import Reference
-from agentfly.resources.runners import container_cli_engine
+from agentfly.resources.runners import container_cli, container_cli_engine
 from agentfly.resources.runners.attached import reason
 from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
 from agentfly.resources.runners.container_cli_command import Engine
@@ -281,7 +281,10 @@ def test_containers_of_a_dead_owner_are_removed_by_their_label(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("body", ["exit 1", 'case "$1" in ps) echo one;; esac'])
-def test_containers_that_may_be_left_keep_the_folder(tmp_path: Path, body: str) -> None:
+def test_containers_that_may_be_left_keep_the_folder(
+    tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_cli, "SETTLE_S", 0.2)
     record = {"command": pretend(tmp_path, "docker", body), "owner": "9-ab"}
     (tmp_path / "containers.json").write_text(json.dumps(record))
     assert not remove_left(tmp_path)
