@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.owner_dir import delete
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxAdmin, SandboxClient
 from tests.local.boxes import TOKEN, Box
@@ -129,7 +130,7 @@ class OfContainer(Tenancy):
     def start(self) -> None:
         fresh = self.image.with_name(f"root{next(self.numbers)}")
         subprocess.run(["cp", "-a", str(self.image), str(fresh)], check=True)
-        self.running.callback(subprocess.run, ["rm", "-rf", str(fresh)], check=False)
+        self.running.callback(delete, [str(fresh), f"{fresh}.run"])
         made = self.running.enter_context(container(fresh, self.sandboxd, self.reset))
         self.admin, self.client = SandboxAdmin(made.address, ADMIN), SandboxClient(made.address, TOKEN)
         self.lease()
@@ -213,6 +214,7 @@ def tenancy(loop: asyncio.Runner, runner: BubblewrapRunner, image: Path) -> Iter
     made.close()
 
 
+@pytest.mark.timeout(300)  # half a minute, on a machine that is not busy
 @examples(80)
 @given(sequence=sequences(FOLDERS, FILES))
 def test_nothing_of_a_holder_is_left_in_a_sandbox(tenancy: OfBubblewrap, sequence: list[Any]) -> None:
@@ -294,12 +296,14 @@ def by_git(loop: asyncio.Runner, project: Path, daemon: Path) -> Iterator[OfCont
     assert made.kept > made.replaced, made.reasons
 
 
+@pytest.mark.timeout(300)  # half a minute, on a machine that is not busy
 @examples(40)
 @given(sequence=sequences([*IN_DECLARED, "/workspace", "/home/dev"], DECLARED_FILES))
 def test_nothing_of_a_holder_is_left_in_declared_folders(by_paths: OfContainer, sequence: list[Any]) -> None:
     by_paths.property(sequence)
 
 
+@pytest.mark.timeout(300)  # half a minute, on a machine that is not busy
 @examples(40)
 @given(sequence=sequences([*IN_DECLARED, "/workspace"], DECLARED_FILES))
 def test_nothing_of_a_holder_is_left_in_a_repository(by_git: OfContainer, sequence: list[Any]) -> None:

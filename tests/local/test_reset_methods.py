@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.owner_dir import delete
 from agentfly.resources.spec import ContainerSpec, ResetSpec
 from agentfly.sandbox import SandboxAdmin, SandboxClient, SandboxUnreachable
 from agentfly.sandbox.types import ResetReport
@@ -36,7 +37,16 @@ def image(run_dir: Path) -> Path:
     if (part := root.missing()) is not None:
         pytest.skip(f"a small root cannot be made here: no {part}")
     target = run_dir.with_name("image")
-    root.build(target)
+    return _with_work(target, with_python=False)
+
+
+@pytest.fixture(scope="module")
+def image_with_python(run_dir: Path, image: Path) -> Path:
+    return _with_work(run_dir.with_name("python"), with_python=True)
+
+
+def _with_work(target: Path, *, with_python: bool) -> Path:
+    root.build(target, with_python=with_python)
     (target / "workspace/src").mkdir()
     (target / "workspace/src/main.py").write_text("print(1)\n")
     (target / "backup").mkdir()
@@ -47,10 +57,16 @@ def image(run_dir: Path) -> Path:
 @pytest.fixture
 def fresh(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A root of its own for one container."""
-    target = image.with_name(f"c{tmp_path_factory.mktemp('n').name[1:]}")
-    subprocess.run(["cp", "-a", str(image), str(target)], check=True)
+    target = copied(image, tmp_path_factory)
     yield target
-    subprocess.run(["rm", "-rf", str(target), f"{target}.run"], check=True)
+    assert delete([str(target), f"{target}.run"])
+
+
+def copied(image: Path, numbers: pytest.TempPathFactory) -> Path:
+    """A copy beside the image: sockets need a short path."""
+    target = image.with_name(f"c{numbers.mktemp('n').name[1:]}")
+    subprocess.run(["cp", "-a", str(image), str(target)], check=True)
+    return target
 
 
 class Held:
@@ -187,7 +203,7 @@ def test_what_cannot_work_is_said_at_the_start(
     image: Path, sandboxd: Path, reset: dict[str, object], words: list[str]
 ) -> None:
     said = refused(image, sandboxd, reset)
-    subprocess.run(["rm", "-rf", f"{image}.run"], check=True)
+    assert delete([f"{image}.run"])
     assert all(word in said for word in words), said
 
 
@@ -196,7 +212,7 @@ def test_missing_git_and_read_only_folders_are_said_at_the_start(fresh: Path, sa
     said = refused(fresh, sandboxd, {"method": "paths", "paths": ["/workspace"]}, [])
     assert "reset.paths" in said
     assert "the folder above must be writable" in said
-    subprocess.run(["rm", "-rf", f"{fresh}.run", str(fresh / "usr/bin/git")], check=True)
+    assert delete([f"{fresh}.run", str(fresh / "usr/bin/git")])
     said = refused(fresh, sandboxd, {"method": "git", "git": "/workspace"})
     assert "git must be in the image" in said
 
@@ -205,7 +221,7 @@ async def test_second_daemon_does_not_trust_the_volume_of_the_first(fresh: Path,
     reset = {"method": "paths", "paths": ["/workspace"]}
     async with held(fresh, sandboxd, reset) as made:
         await made.sh("touch /workspace/left")  # and then the daemon dies
-    run("rm", "-rf", f"{fresh}.run")
+    assert delete([f"{fresh}.run"])
     assert "may have been used: start from a fresh volume" in refused(fresh, sandboxd, reset)
 
 
@@ -276,8 +292,11 @@ PRIVILEGED = {
 
 
 @pytest.mark.parametrize("change", PRIVILEGED)
-async def test_what_a_privileged_holder_changes_is_found(fresh: Path, sandboxd: Path, change: str) -> None:
+async def test_what_a_privileged_holder_changes_is_found(
+    image_with_python: Path, sandboxd: Path, change: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     operation, words = PRIVILEGED[change]
+    fresh = copied(image_with_python, tmp_path_factory)
     reset = {"method": "paths", "paths": ["/workspace"]}
     async with held(fresh, sandboxd, reset, privileged=True) as made:
         await made.sh(f"python3 -S -B /srv/leave.py '{json.dumps([['write', '/workspace/x', 'x']])}'")

@@ -20,21 +20,21 @@ def missing() -> str | None:
     return next((f"{name} in PATH" for name in PROGRAMS if shutil.which(name) is None), None)
 
 
-def build(target: Path) -> None:
-    """Make the root in a new folder: about 500 files."""
+def build(target: Path, *, with_python: bool = True) -> None:
+    """Make the root in a new folder: about 500 files, 30 without Python."""
     for folder in ("usr/bin", "usr/lib", "etc", "tmp", "proc", "dev", "home", "srv", "run", "workspace"):
         (target / folder).mkdir(parents=True)
     for link, folder in (("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")):
         (target / link).symlink_to(folder)
     (target / "usr/lib64").symlink_to("lib")
     python = PYTHON.resolve()
-    programs = {"python3": python} | {name: Path(str(shutil.which(name))).resolve() for name in PROGRAMS}
+    programs = {name: Path(str(shutil.which(name))).resolve() for name in PROGRAMS}
+    if with_python:
+        programs["python3"] = python
+        _copy_modules(python.name, target)
     for name, program in programs.items():
         shutil.copy(program, target / "usr/bin" / name)
-    shutil.copytree(
-        Path("/usr/lib") / python.name, target / "usr/lib" / python.name, ignore=LEFT_OUT, symlinks=True
-    )
-    modules = list((target / "usr/lib" / python.name).rglob("*.so"))
+    modules = list((target / "usr/lib").rglob("*.so"))
     for library in _libraries([*programs.values(), *modules]):
         if not (place := target / "usr/lib" / library.name).exists():
             shutil.copy(library, place)
@@ -46,6 +46,11 @@ def build(target: Path) -> None:
         (target / "etc" / name).write_text(text)
     for tool in ("leave.py", "look.py"):
         shutil.copy(HERE / tool, target / "srv" / tool)
+
+
+def _copy_modules(python: str, target: Path) -> None:
+    source = Path("/usr/lib") / python
+    shutil.copytree(source, target / "usr/lib" / python, ignore=LEFT_OUT, symlinks=True)
 
 
 def _libraries(programs: list[Path]) -> set[Path]:
