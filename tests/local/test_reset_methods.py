@@ -312,16 +312,16 @@ async def test_what_a_privileged_holder_changes_is_found(
 
 
 async def test_overlay_comes_before_what_is_declared(runner: BubblewrapRunner) -> None:
-    spec = ContainerSpec(reset=ResetSpec(method="paths", paths=("/usr/share",)))
+    spec = ContainerSpec(reset=ResetSpec(method="paths", paths=("/etc",)))
     async with box(runner, spec) as made:
         assert (await made.admin.health()).reset_method == "overlay"
         address = made.member.address
         await made.next_lease()
         assert made.member.address == address
-        await made.client.exec("touch /usr/share/new")
+        await made.client.exec("touch /etc/new")
         await made.next_lease()
         assert made.member.address != address
-        assert (await made.client.exec("ls /usr/share/new")).exit_code != 0
+        assert (await made.client.exec("ls /etc/new")).exit_code != 0
 
 
 async def test_recreate_starts_a_new_sandbox_each_time(runner: BubblewrapRunner) -> None:
