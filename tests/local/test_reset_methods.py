@@ -57,16 +57,20 @@ def _with_work(target: Path, *, with_python: bool) -> Path:
 @pytest.fixture
 def fresh(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A root of its own for one container."""
-    target = copied(image, tmp_path_factory)
-    yield target
-    assert delete([str(target), f"{target}.run"])
+    yield from _copied(image, tmp_path_factory)
 
 
-def copied(image: Path, numbers: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def fresh_with_python(image_with_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield from _copied(image_with_python, tmp_path_factory)
+
+
+def _copied(image: Path, numbers: pytest.TempPathFactory) -> Iterator[Path]:
     """A copy beside the image: sockets need a short path."""
     target = image.with_name(f"c{numbers.mktemp('n').name[1:]}")
     subprocess.run(["cp", "-a", str(image), str(target)], check=True)
-    return target
+    yield target
+    assert delete([str(target), f"{target}.run"])
 
 
 class Held:
@@ -293,12 +297,11 @@ PRIVILEGED = {
 
 @pytest.mark.parametrize("change", PRIVILEGED)
 async def test_what_a_privileged_holder_changes_is_found(
-    image_with_python: Path, sandboxd: Path, change: str, tmp_path_factory: pytest.TempPathFactory
+    fresh_with_python: Path, sandboxd: Path, change: str
 ) -> None:
     operation, words = PRIVILEGED[change]
-    fresh = copied(image_with_python, tmp_path_factory)
     reset = {"method": "paths", "paths": ["/workspace"]}
-    async with held(fresh, sandboxd, reset, privileged=True) as made:
+    async with held(fresh_with_python, sandboxd, reset, privileged=True) as made:
         await made.sh(f"python3 -S -B /srv/leave.py '{json.dumps([['write', '/workspace/x', 'x']])}'")
         report = await made.next()
         assert (report.clean, report.reason) == (True, None)
