@@ -224,9 +224,12 @@ func TestAutoTakesTheCheapest(t *testing.T) {
 			t.Errorf("%+v with upper %q: %s, want %s", c.reset, c.upper, got, c.want)
 		}
 	}
-	for _, reset := range []Reset{{Method: overlay}, {Method: "magic"}} {
-		if _, _, err := reset.prepare("", nil, nil); err == nil || !strings.Contains(err.Error(), "reset.method") {
-			t.Error(err)
+	for words, reset := range map[string]Reset{
+		"reset.method: overlay": {Method: overlay}, "reset.method: \"magic\"": {Method: "magic", TimeoutSeconds: 1},
+		"reset.timeoutSeconds": {Method: paths, Paths: []string{"/a"}},
+	} {
+		if _, _, err := reset.prepare("", nil, nil); err == nil || !strings.HasPrefix(err.Error(), words) {
+			t.Errorf("%s: %v", words, err)
 		}
 	}
 }

@@ -62,6 +62,9 @@ func (r Reset) choose(upper string) string {
 // prepare makes a method ready, and with that proves that it works here; its error names the field.
 func (r Reset) prepare(upper string, scratch []string, run Run) (name string, m method, err error) {
 	name = r.choose(upper)
+	if name != overlay && name != recreate && r.TimeoutSeconds <= 0 {
+		return name, nil, fmt.Errorf("reset.timeoutSeconds: %v is not above 0", r.TimeoutSeconds)
+	}
 	switch name {
 	case overlay:
 		if upper == "" {
