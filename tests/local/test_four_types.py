@@ -65,7 +65,28 @@ spec:
     maxPromptTokens: 64
     maxContextTokens: 128
     timeouts: {callSeconds: 60, turnSeconds: 60, rolloutSeconds: 180}
-  inference: {maxNumSeqs: 4, dtype: float32}
+  inference: {maxNumSeqs: 4, dtype: float32, args: [--load-format, dummy]}
+"""
+SHAPE = {
+    **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 259, "hidden_size": 64},
+    **{"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+    **{"max_position_embeddings": 1024, "tie_word_embeddings": True, "eos_token_id": 258},
+}
+TOKENS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|im_end|>",
+    "chat_template": "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
+}
+TOKENIZER = """\
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+made.decoder = decoders.ByteLevel()
+made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+made.save(sys.argv[1])
 """
 GAMES = """\
 import os
@@ -170,11 +191,18 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def make_model(folder: Path) -> None:
+    """A model without weights, one token for each byte: the server makes weights up."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+    command = [environments.build("inference"), "-c", TOKENIZER, folder / "tokenizer.json"]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+
+
 @pytest.fixture
 def world(tmp_path: Path, cache: Path) -> Iterator[World]:
-    tiny = [environments.build("trainer"), HERE / "training" / "tiny_model.py", tmp_path / "model"]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(tiny, check=True, timeout=120, env=quiet, capture_output=True)
+    make_model(tmp_path / "model")
     (tmp_path / "critic").mkdir()
     (tmp_path / "critic" / "config.json").write_text("{}")
     (tmp_path / "games.py").write_text(GAMES)
