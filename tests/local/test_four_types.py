@@ -36,8 +36,8 @@ from tests.local.openai_server import OpenAIServer
 from tests.local.test_run import assert_gone
 
 HERE = Path(__file__).parent
-START_S, HELD_S, END_S = 200, 60, 60
-pytestmark = pytest.mark.timeout(400)
+START_S, HELD_S, END_S = 300, 60, 60
+pytestmark = pytest.mark.timeout(500)
 
 POOL = """\
 apiVersion: agentfly.dev/v1alpha1
