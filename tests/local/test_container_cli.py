@@ -25,6 +25,7 @@ from agentfly.local.plane import data_plane
 from agentfly.resources.errors import Infra, ResourceError, StartFailed
 from agentfly.resources.runners.base import Unclean
 from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
+from agentfly.resources.runners.container_cli_engine import find
 from agentfly.resources.runners.owner_dir import LOCK, OwnerDir, sweep
 from agentfly.resources.spec import ContainerSpec, ResetSpec
 from agentfly.sandbox import SandboxClient
@@ -347,10 +348,7 @@ async def test_sweep_removes_what_a_dead_owner_left_and_nothing_else(
 ) -> None:
     parent = run_dir.with_name("sweep")
     living, dead = OwnerDir(parent / "living"), OwnerDir(parent / "dead")
-    flags = ContainerCLIRunner(run_dir, sandboxd, cli)
-    assert flags.check() is None
-    assert flags._found is not None
-    engine = flags._found.engine
+    engine = find(sandboxd, [cli]).engine
     assert engine is not None
     for owner in (living, dead):
         record = {"command": list(engine.command), "owner": owner.name}
@@ -484,8 +482,8 @@ async def test_data_plane_serves_a_pool_of_containers(
     ):
         for owner in ("first", "second"):
             async with await client.acquire("containers", owner, deadline=60) as lease:
-                assert (await lease.sandbox.exec("ls /tmp; echo $FROM_IMAGE > /tmp/x")).text == ""
-                assert (await lease.sandbox.exec("cat /tmp/x")).text == "yes"
+                seen = await lease.sandbox.exec("ls /tmp; echo $FROM_IMAGE > /tmp/x; cat /tmp/x")
+                assert seen.text == "yes"
     assert containers(cli) == set()
     assert list(local_run_dir().iterdir()) == []
 
