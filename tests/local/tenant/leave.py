@@ -20,7 +20,17 @@ import sys
 import time
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-SYSCALLS = {"add_key": 248, "keyctl": 250, "ioprio_set": 251, "mq_open": 240, "msgget": 68, "semget": 64}
+SYSCALLS = {
+    "x86_64": {"add_key": 248, "keyctl": 250, "ioprio_set": 251, "mq_open": 240, "msgget": 68, "semget": 64},
+    "aarch64": {
+        "add_key": 217,
+        "keyctl": 219,
+        "ioprio_set": 30,
+        "mq_open": 180,
+        "msgget": 186,
+        "semget": 190,
+    },
+}[os.uname().machine]
 LINGER_S = 600
 
 

@@ -21,6 +21,7 @@ SKIPPED = ("/proc", "/sys", "/.agentfly-workspace", "/home/.agentfly-dev")
 """The last two hold the daemon's copies, under names of chance; only privileged holders can list them."""
 TMPFS = 0x01021994
 LIBC = ctypes.CDLL(None, use_errno=True)
+KEYCTL, IOPRIO_GET = {"x86_64": (250, 252), "aarch64": (219, 31)}[os.uname().machine]
 
 
 def read(path, size=1 << 20):
@@ -148,7 +149,7 @@ def own():
         "folder": os.getcwd(),
         "umask": os.umask(0),
         "nice": [os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PROCESS, 1)],
-        "disk priority": LIBC.syscall(252, 1, 0),
+        "disk priority": LIBC.syscall(IOPRIO_GET, 1, 0),
         "scheduler": [os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
         "personality": LIBC.personality(0xFFFFFFFF),
         "uname": list(os.uname()),
@@ -159,10 +160,10 @@ def own():
 
 def keyrings():
     """How much is in each: of the session, of the user, of its sessions, and the one that stays."""
-    persistent = LIBC.syscall(250, 22, -1, -5)
-    sizes = [LIBC.syscall(250, 11, ring, None, 0) for ring in (-3, -4, persistent)]
-    LIBC.syscall(250, 9, persistent, -5)
-    return [*sizes, LIBC.syscall(250, 11, -5, None, 0)]
+    persistent = LIBC.syscall(KEYCTL, 22, -1, -5)
+    sizes = [LIBC.syscall(KEYCTL, 11, ring, None, 0) for ring in (-3, -4, persistent)]
+    LIBC.syscall(KEYCTL, 9, persistent, -5)
+    return [*sizes, LIBC.syscall(KEYCTL, 11, -5, None, 0)]
 
 
 def locks():
