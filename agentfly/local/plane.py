@@ -73,8 +73,9 @@ async def data_plane(
         stack.push_async_callback(containers.close)
         enroot = EnrootRunner(stack.enter_context(owned_folder(run_dir())), find_sandboxd())
         stack.push_async_callback(enroot.close)
-        models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s)
-        instances = InProcessRunner(scratch / "i")
+        keys = frozenset(_keys(pools))
+        models = ModelServiceRunner(inference_python, logs_in, start_timeout_s=start_timeout_s, hidden=keys)
+        instances = InProcessRunner(scratch / "i", hidden=keys)
         stack.callback(instances.close)
         engine = await stack.enter_async_context(
             ResourceEngine(
@@ -84,6 +85,13 @@ async def data_plane(
         )
         broker = await stack.enter_async_context(BrokerServer(engine, scratch / BROKER))
         yield DataPlane(engine, broker.address)
+
+
+def _keys(pools: Sequence[ResourcePool]) -> Iterator[str]:
+    """Variables with keys of external APIs, which only their gateways are to see."""
+    for pool in pools:
+        if pool.spec.external_api is not None:
+            yield from (key.env for key in pool.spec.external_api.credentials if key.env is not None)
 
 
 @contextlib.contextmanager

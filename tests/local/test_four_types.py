@@ -100,7 +100,7 @@ class Game:
         self.board[place] = "x"
 
     def look(self):
-        return {"board": "".join(self.board), "pid": os.getpid()}
+        return {"board": "".join(self.board), "pid": os.getpid(), "key": "JUDGE_KEY" in os.environ}
 
     def reset(self):
         self.board = ["."] * len(self.board)
@@ -315,8 +315,8 @@ def test_one_job_uses_all_four_types(world: World) -> None:
     for each in seen:
         board = ".x..." if each["number"] == 1 else "...x."
         assert each["shell"] == f"{each['number']}\n"
-        assert each["game"] == {"board": board, "pid": job.pid}
-        assert (each["apart"]["board"], each["key"]) == (board, False)
+        assert (each["game"]["board"], each["game"]["pid"]) == (board, job.pid)
+        assert (each["apart"]["board"], each["apart"]["key"], each["key"]) == (board, False, False)
     assert job.pid not in {each["apart"]["pid"] for each in seen}
     lines = (run / "trajectories" / "rollouts.jsonl").read_text().splitlines()
     rewards = sorted(json.loads(line)["outcome"]["reward"] for line in lines)

@@ -62,6 +62,21 @@ async def test_its_memory_is_counted_and_nothing_of_it_outlives_a_stop(runner):
     assert not descendants()
 
 
+async def test_it_inherits_everything_but_the_keys_of_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    monkeypatch.setenv("GAME_LEVEL", "3")
+    runner = InProcessRunner(tmp_path / "r", hidden={"JUDGE_KEY"})
+    member = await runner.start(heavy(), "game-1")
+    try:
+        await runner.lease(member, "owner", 0, "token", 30)
+        game = InstanceClient(member.address, "token")
+        seen = await game.call("variables", "JUDGE_KEY", "GAME_LEVEL")
+        assert seen == {"JUDGE_KEY": None, "GAME_LEVEL": "3"}
+        await game.close()
+    finally:
+        await runner.stop(member)
+
+
 async def test_an_instance_that_dies_is_lost_and_said_so(runner):
     member = await runner.start(heavy(), "game-1")
     try:

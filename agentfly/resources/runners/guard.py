@@ -16,12 +16,12 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentfly.resources.runners.bubblewrap_check import find_bubblewrap
 
-__all__ = ["end_guard", "find_bubblewrap", "guarded", "kill_guard", "start_guarded"]
+__all__ = ["end_guard", "find_bubblewrap", "guarded", "kill_guard", "start_guarded", "without"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,11 @@ def guarded(argv: Sequence[str]) -> list[str]:
         *("/bin/sh", "-c", _BEGIN, "guard"),
         *argv,
     ]
+
+
+def without(environment: Mapping[str, str], hidden: Collection[str]) -> dict[str, str]:
+    """An environment but for the variables of these names."""
+    return {name: value for name, value in environment.items() if name not in hidden}
 
 
 async def start_guarded(argv: Sequence[str], **options: Any) -> asyncio.subprocess.Process:

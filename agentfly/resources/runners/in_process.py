@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import sys
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, ResourceError, StartFailed
 from agentfly.resources.instance import InstanceClient
 from agentfly.resources.runners.base import Member, Vitals
-from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded
+from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded, without
 from agentfly.resources.runners.instance_host import Host
 from agentfly.resources.runners.instance_server import serving
 from agentfly.resources.spec import InProcessSpec, ResourceSpec
@@ -53,12 +54,18 @@ class _Instance:
 
 
 class InProcessRunner:
-    """Keeps instances. ``run_dir`` is a private folder with a short path, for their sockets."""
+    """Keeps instances.
+
+    Args:
+        run_dir: a private folder with a short path, for their sockets.
+        hidden: variables that isolated instances do not inherit: the keys of others.
+    """
 
     name = "in-process"
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, hidden: Collection[str] = ()) -> None:
         self._run_dir = run_dir
+        self._hidden = hidden
 
     def check(self) -> str | None:
         """See ``Runner.check``. Isolated instances need bubblewrap, to die with their owner."""
@@ -83,7 +90,7 @@ class InProcessRunner:
             process = None
             life.callback(socket.unlink, missing_ok=True)
             if spec.isolated:
-                process = await _launch(life, spec, socket, token)
+                process = await _launch(life, spec, socket, token, without(os.environ, self._hidden))
             else:
                 host = Host(spec)
                 life.push_async_callback(host.close)
@@ -136,7 +143,7 @@ class InProcessRunner:
 
 
 async def _launch(
-    life: AsyncExitStack, spec: InProcessSpec, socket: Path, token: str
+    life: AsyncExitStack, spec: InProcessSpec, socket: Path, token: str, environment: dict[str, str]
 ) -> asyncio.subprocess.Process:
     log = socket.with_suffix(".log")
     life.callback(log.unlink, missing_ok=True)
@@ -149,6 +156,7 @@ async def _launch(
                 stdout=output,
                 stderr=output,
                 pass_fds=(writing,),
+                env=environment,
             )
     except BaseException:
         os.close(reading)

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import aiohttp
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import LeaseLost, StartFailed
 from agentfly.resources.runners.base import Member, Vitals
-from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded
+from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded, without
 from agentfly.resources.spec import ModelServiceSpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,18 @@ class _Server:
 
 
 class ModelServiceRunner:
-    """Starts vLLM from the environment of ``python``; logs go to ``run_dir/logs/<member>.log``."""
+    """Starts vLLM from the environment of ``python``; logs go to ``run_dir/logs/<member>.log``.
+
+    ``hidden`` names variables that servers do not inherit: the keys of others.
+    """
 
     name = "model-service"
 
-    def __init__(self, python: Path, run_dir: Path, *, start_timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, python: Path, run_dir: Path, *, start_timeout_s: float = 300.0, hidden: Collection[str] = ()
+    ) -> None:
         self._python = python
+        self._hidden = hidden
         self._logs = run_dir / "logs"
         self._start_timeout_s = start_timeout_s
 
@@ -137,7 +143,7 @@ class ModelServiceRunner:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=serve_environment(spec, os.environ),
+                env=serve_environment(spec, without(os.environ, self._hidden)),
             )
         return _Server(process, log)
 

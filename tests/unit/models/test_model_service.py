@@ -158,6 +158,25 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelServiceRunne
     return ModelServiceRunner(Path(sys.executable), tmp_path, start_timeout_s=10)
 
 
+async def test_a_server_inherits_everything_but_the_keys_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str] = {}
+
+    async def refuse(argv: object, *, env: dict[str, str], **options: object) -> None:
+        given.update(env)
+        raise OSError("enough is known")
+
+    monkeypatch.setattr(model_service, "start_guarded", refuse)
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    monkeypatch.setenv("HF_HOME", "/models")
+    runner = ModelServiceRunner(Path(sys.executable), tmp_path, hidden={"JUDGE_KEY"})
+    with pytest.raises(OSError, match="enough is known"):
+        await runner.start(SPEC, "policy-0")
+    assert "JUDGE_KEY" not in given
+    assert given["HF_HOME"] == "/models"
+
+
 async def start(runner: ModelServiceRunner, mode: str, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setenv("MODE", mode)
     return await runner.start(SPEC, "policy-0")

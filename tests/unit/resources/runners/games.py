@@ -103,6 +103,9 @@ class Heavy(Counter):
     def spawn(self) -> int:
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
+    def variables(self, *names: str) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in names}
+
     def pid(self) -> int:
         return os.getpid()
 
