@@ -64,6 +64,13 @@ class Capacity(ApiModel):
             problem="is less than min",
             hint="raise max or lower min",
         ),
+        Rule(
+            cel="self.buffer <= self.max",
+            holds=lambda self: self.buffer <= self.max,
+            field="max",
+            problem="is less than buffer",
+            hint="raise max or lower buffer",
+        ),
     )
 
 

@@ -46,6 +46,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"capacity.min": 5},
         ["spec.capacity.max: max is less than min; raise max or lower min"],
     ),
+    "buffer above max": (
+        "ResourcePool",
+        {"capacity.buffer": 5},
+        ["spec.capacity.max: max is less than buffer; raise max or lower buffer"],
+    ),
     "a Container pool without its arm": (
         "ResourcePool",
         {"container": None},

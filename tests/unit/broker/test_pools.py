@@ -55,9 +55,7 @@ def test_every_field_of_a_container_pool_has_its_place():
             workdir="/testbed",
             runtime="container-cli",
             disk_mb=2048,
-            reset=ResetSpec(
-                method="git", paths=("/data",), git="/testbed", command=("/reset",), timeout_s=9
-            ),
+            reset=ResetSpec(method="git", paths=("/data",), git="/testbed", command=("/reset",), timeout_s=9),
         ),
         min=2,
         max=9,
