@@ -266,7 +266,7 @@ class PoolShadow(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def reset_ends(self, number):
         luck = Random(number)
-        member, well = luck.choice(sorted(self.resetting)), luck.choice(MOSTLY)
+        member, well = luck.choice(sorted(self.resetting)), luck.random() < 0.5
         memory = luck.choice((None, LIGHT, HEAVY))
         self.resetting.discard(member)
         assert self.pool.reset_done(member, well, self.now, why="a file", memory_mb=memory)
@@ -320,17 +320,21 @@ class PoolShadow(RuleBasedStateMachine):
         assert member in self.stopping
 
     @rule(number=NUMBERS)
-    def demand(self, number):
+    def another_wish(self, number):
         luck = Random(number)
-        self.pool.demand({image: luck.randint(0, 3) for image in luck.sample(self.images, len(self.images))})
+        if luck.random() < 0.5:
+            self.resize(luck)
+        else:
+            self.demand(luck)
         self.settle()
 
-    @rule(number=NUMBERS)
-    def resize(self, number):
-        self.spec = self.spec_of(Random(number))
+    def demand(self, luck: Random) -> None:
+        self.pool.demand({image: luck.randint(0, 3) for image in luck.sample(self.images, len(self.images))})
+
+    def resize(self, luck: Random) -> None:
+        self.spec = self.spec_of(luck)
         self.ceiling = max(self.ceiling, len(self.members()))
         self.pool.resize(self.spec)
-        self.settle()
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0, 12.0, 60.0, 400.0]))
     def time_passes(self, seconds):
@@ -367,6 +371,7 @@ class PoolShadow(RuleBasedStateMachine):
         assert self.pool.count(*State) == len(self.members())
         assert set(self.pool.quarantined()) == self.quarantined
         assert self.pool.count(State.STARTING) == len(self.starting)
+        assert self.pool.count(State.FREE) == len(self.free()), "3: free means verified"
 
     @invariant()
     def index_is_what_the_records_say(self):

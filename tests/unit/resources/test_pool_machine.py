@@ -18,5 +18,5 @@ class PoolOfImages(PoolShadow):
 @pytest.mark.parametrize(("machine", "runs"), [(PoolShadow, 900), (SharedPool, 500), (PoolOfImages, 700)])
 def test_pool_holds_under_any_order_of_events(machine, runs):
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=runs, stateful_step_count=20, deadline=None)
+        machine, settings=settings(max_examples=runs, stateful_step_count=25, deadline=None)
     )
