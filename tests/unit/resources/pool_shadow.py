@@ -206,8 +206,36 @@ class PoolShadow(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tickets())
     @rule(number=NUMBERS)
-    def withdraw(self, number):
+    def holder_acts(self, number):
         luck = Random(number)
+        acts = [self.withdraw, self.withdraw, self.heartbeat, self.clean] if self.held else [self.withdraw]
+        luck.choice(acts)(luck)
+
+    @precondition(lambda self: self.starting or self.granted or self.resetting or self.stopping)
+    @rule(number=NUMBERS)
+    def work_ends(self, number):
+        luck = Random(number)
+        works = {
+            self.start_ends: self.starting,
+            self.hand_over_ends: self.granted,
+            self.reset_ends: self.resetting,
+            self.stop_ends: self.stopping,
+        }
+        luck.choice([end for end, members in works.items() for _ in members])(luck)
+
+    @precondition(lambda self: self.starting or self.granted or self.resetting or self.stopping)
+    @rule(number=NUMBERS)
+    def more_work_ends(self, number):
+        self.work_ends(number)
+
+    @precondition(lambda self: self.alive or self.quarantined)
+    @rule(number=NUMBERS)
+    def member_is_seen(self, number):
+        luck = Random(number)
+        sights = [self.probe_ends, self.probe_ends, self.member_dies] if self.alive else []
+        luck.choice([*sights, *[self.look_is_over for _ in self.quarantined]])(luck)
+
+    def withdraw(self, luck: Random) -> None:
         ticket, dirty = luck.choice(self.tickets()), luck.random() < 0.5
         assert self.pool.withdraw(ticket, self.now, dirty=dirty)
         assert not self.pool.withdraw(ticket, self.now)
@@ -219,10 +247,7 @@ class PoolShadow(RuleBasedStateMachine):
             self.waiting.remove(ticket)
         self.settle()
 
-    @precondition(lambda self: self.starting)
-    @rule(number=NUMBERS)
-    def start_ends(self, number):
-        luck = Random(number)
+    def start_ends(self, luck: Random) -> None:
         member, well = luck.choice(sorted(self.starting)), luck.choice(MOSTLY)
         self.starting.discard(member)
         if well:
@@ -234,10 +259,7 @@ class PoolShadow(RuleBasedStateMachine):
             assert self.pool.start_failed(member, "broken", self.now)
         self.settle()
 
-    @precondition(lambda self: self.granted)
-    @rule(number=NUMBERS)
-    def hand_over_ends(self, number):
-        luck = Random(number)
+    def hand_over_ends(self, luck: Random) -> None:
         ticket, well = luck.choice(sorted(self.granted)), luck.choice(MOSTLY)
         member = self.granted[ticket]
         if well:
@@ -247,25 +269,18 @@ class PoolShadow(RuleBasedStateMachine):
             self.dies(member)
         self.settle()
 
-    @precondition(lambda self: self.held)
-    @rule(number=NUMBERS)
-    def heartbeat(self, number):
-        assert self.pool.renewed(Random(number).choice(sorted(self.held)), self.now)
+    def heartbeat(self, luck: Random) -> None:
+        assert self.pool.renewed(luck.choice(sorted(self.held)), self.now)
         self.settle()
 
-    @precondition(lambda self: self.held)
-    @rule(number=NUMBERS)
-    def clean(self, number):
-        ticket = Random(number).choice(sorted(self.held))
+    def clean(self, luck: Random) -> None:
+        ticket = luck.choice(sorted(self.held))
         assert self.pool.clean(ticket) is not self.shared
         if not self.shared:
             self.cleaning[ticket] = self.held.pop(ticket)
         self.settle()
 
-    @precondition(lambda self: self.resetting)
-    @rule(number=NUMBERS)
-    def reset_ends(self, number):
-        luck = Random(number)
+    def reset_ends(self, luck: Random) -> None:
         member, well = luck.choice(sorted(self.resetting)), luck.random() < 0.5
         memory = luck.choice((None, LIGHT, HEAVY))
         self.resetting.discard(member)
@@ -276,10 +291,8 @@ class PoolShadow(RuleBasedStateMachine):
             self.verified.add(member)
         self.settle()
 
-    @precondition(lambda self: self.alive)
-    @rule(number=NUMBERS)
-    def member_dies(self, number):
-        self.dies(Random(number).choice(sorted(self.alive)))
+    def member_dies(self, luck: Random) -> None:
+        self.dies(luck.choice(sorted(self.alive)))
         self.settle()
 
     def dies(self, member: str) -> None:
@@ -288,10 +301,7 @@ class PoolShadow(RuleBasedStateMachine):
         assert self.pool.lost(member, "gone", self.now)
         self.lose(member)
 
-    @precondition(lambda self: self.alive)
-    @rule(number=NUMBERS)
-    def probe_ends(self, number):
-        luck = Random(number)
+    def probe_ends(self, luck: Random) -> None:
         member, alive = luck.choice(sorted(self.alive)), luck.choice(MOSTLY)
         memory = luck.choice((None, LIGHT, HEAVY))
         counts = self.pool.probed(member, alive, self.now, memory_mb=memory)
@@ -302,19 +312,15 @@ class PoolShadow(RuleBasedStateMachine):
             self.lose(member)
         self.settle()
 
-    @precondition(lambda self: self.stopping)
-    @rule(number=NUMBERS)
-    def stop_ends(self, number):
-        member = Random(number).choice(sorted(self.stopping))
+    def stop_ends(self, luck: Random) -> None:
+        member = luck.choice(sorted(self.stopping))
         assert not self.pool.started(member, self.now), "11: a start that lost against its stop"
         assert self.pool.stopped(member)
         self.stopping.discard(member)
         self.settle()
 
-    @precondition(lambda self: self.quarantined)
-    @rule(number=NUMBERS)
-    def look_is_over(self, number):
-        member = Random(number).choice(sorted(self.quarantined))
+    def look_is_over(self, luck: Random) -> None:
+        member = luck.choice(sorted(self.quarantined))
         assert self.pool.unquarantine(member)
         self.settle()
         assert member in self.stopping
