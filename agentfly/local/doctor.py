@@ -17,9 +17,9 @@ from typing import Literal
 from agentfly.errors import AgentflyError
 from agentfly.local import environments
 from agentfly.local.paths import cache_dir, image_cache, run_dir
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.container_cli import ContainerCLIRunner
-from agentfly.resources.runners.enroot import EnrootRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.container.cli import ContainerCLIRunner
+from agentfly.resources.runners.container.enroot import EnrootRunner
 from agentfly.sandbox.binary import find_sandboxd
 
 DISK_NEEDED = 8 << 30  # two environments, their download cache, and a run

@@ -24,13 +24,13 @@ from agentfly.broker.server import BrokerServer
 from agentfly.local.paths import BROKER, image_cache, run_dir
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import PoolStatus
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
-from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
-from agentfly.resources.runners.enroot import EnrootRunner
-from agentfly.resources.runners.external_api import ExternalAPIRunner
-from agentfly.resources.runners.in_process import InProcessRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner, sweep
+from agentfly.resources.runners.container.cli import ContainerCLIRunner, remove_left
+from agentfly.resources.runners.container.enroot import EnrootRunner
+from agentfly.resources.runners.external.api import ExternalAPIRunner
+from agentfly.resources.runners.instance.runner import InProcessRunner
 from agentfly.resources.runners.model_service import ModelServiceRunner
-from agentfly.resources.runners.owner_dir import LOCK, delete
+from agentfly.resources.runners.sandboxd.owner_dir import LOCK, delete
 from agentfly.sandbox.binary import find_sandboxd
 
 FRESH_S = 60.0  # somebody may have made a folder and not locked it yet

@@ -12,12 +12,14 @@ Guarantees:
 5. A lease whose TTL passes without a heartbeat is lost, and its member is reset before anybody else has it.
 6. ``close`` stops every member in bounded time, and raises ``Infra`` with those that did not stop.
 7. An engine belongs to no event loop: while nothing is in progress, it may be used from another one.
+8. Whoever waits for a pool whose decision raises is told so; its members are stopped by ``close`` all the same.
 
 Not here: who is served and when (``pool``, ``turns``), what is done about it (``members``, ``leasing``),
 handles (``lease``).
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -49,13 +51,15 @@ from agentfly.resources.lease import (
     Scope,
 )
 from agentfly.resources.leasing import Leasing
-from agentfly.resources.members import RESET_S, Members
+from agentfly.resources.members import RESET_S, Members, describe
 from agentfly.resources.pool import Pool
 from agentfly.resources.rates import Rates
 from agentfly.resources.report import check_room, image_of, late, lease_status, pool_status
 from agentfly.resources.runners.base import Runner
 from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
 from agentfly.resources.turns import Turns
+
+logger = logging.getLogger(__name__)
 
 CLOSE_S = 60.0  # all members stop side by side: this bounds one stop and one retry
 SPEC_POOL_MAX = 8  # members of a pool that exists only because somebody acquired by spec
@@ -72,7 +76,7 @@ class ResourceEngine:
         self._rates = Rates()
         self._events = Events()
         self._events.observe(self._rates.note)
-        self._turns = Turns(self._carry_out)
+        self._turns = Turns(self._carry_out, self._not_decided)
         self._members = Members(self._turns.due, self._events.emit)
         self._holdings = Holdings(self)
         self._demands = Demands()
@@ -419,6 +423,18 @@ class ResourceEngine:
                 self._leasing.lost(pool, ticket, reason)
             case Reject(ticket, reason):
                 self._leasing.reject(pool, ticket, reason)
+
+    def _not_decided(self, pool: Pool, error: Exception) -> None:
+        """A decision was a defect of ours: nobody waits for what may never come."""
+        name = pool.spec.name
+        logger.error("pool %s: could not decide", name, exc_info=error)
+        failure = Infra(
+            f"pool {name}: could not decide: {type(error).__name__}: {describe(error)}",
+            hints=("report it with the trace in the log of the engine",),
+        )
+        for claim in self._claims:
+            if claim.pool is pool and claim.live and claim.info is None:
+                self._leasing.end(claim, failure)
 
 
 def _now() -> float:

@@ -6,7 +6,8 @@ Guarantees:
 3. A reset or a stop of a member begins only when no lease, renewal or probe of it is on its way; a stop
    cancels a start or reset of it and waits until that has ended. A start that ends well all the same is
    stopped.
-4. A stop that fails is tried again until it succeeds; until then the member counts.
+4. A stop that fails is tried again until it succeeds; until then the member counts. ``close`` stops also
+   what nobody asked it to stop.
 5. Each start, reset, loss and end of a member is an event, with its seconds.
 
 Not here: which member is started, reset or stopped, and why (``pool``); who holds it (``engine``).
@@ -47,6 +48,7 @@ class _Slot:
     lost: bool = False
     work: "asyncio.Task[None] | None" = None  # its start or its reset
     calls: "set[asyncio.Task[None]]" = field(default_factory=set)
+    stopping: bool = False
 
     def started(self) -> Member:
         """The member of a slot that has one."""
@@ -83,7 +85,9 @@ class Members:
 
     def stop(self, member_id: str, reason: Reason) -> None:
         """Begin the end of a member, whatever is being done to it."""
-        self._spawn(self._stop(self._slots[member_id], reason), f"stop {member_id}")
+        slot = self._slots[member_id]
+        slot.stopping = True
+        self._spawn(self._stop(slot, reason), f"stop {member_id}")
 
     def quarantine(self, member_id: str, why: str) -> None:
         """Leave a member as it is, for a look."""
@@ -132,7 +136,10 @@ class Members:
             return Vitals(alive=False)
 
     async def close(self, within: float) -> list[str]:
-        """Wait for all tasks, cancel those that last longer, and name the members that are left."""
+        """Stop what is left, wait for all tasks, cancel those that last longer, and name what is still there."""
+        for slot in list(self._slots.values()):
+            if not slot.stopping:  # its pool failed, and could not say so
+                self.stop(slot.id, Reason.CLOSED)
         loop = asyncio.get_running_loop()
         end = loop.time() + within
         while self._tasks and loop.time() < end:

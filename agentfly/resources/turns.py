@@ -5,6 +5,7 @@ Guarantees:
    a pool of which there was none is not asked.
 2. It decides again at the time that it named, unless it did before.
 3. News that one event loop left undecided is decided in the next loop that is used.
+4. A decision that raises is told to ``failed``; other pools decide all the same, and this one at its next news.
 
 Not here: what is decided (``pool``), and what is done about it (``engine``).
 """
@@ -19,9 +20,11 @@ from agentfly.resources.pool import Pool
 class Turns:
     """The turns of one engine's pools. ``carry_out`` is given each action, in order."""
 
-    def __init__(self, carry_out: Callable[[Pool, Action], None]) -> None:
+    def __init__(
+        self, carry_out: Callable[[Pool, Action], None], failed: Callable[[Pool, Exception], None]
+    ) -> None:
         self.number = 0  # of the turns that there were
-        self._carry_out = carry_out
+        self._carry_out, self._failed = carry_out, failed
         self._due: dict[str, Pool] = {}
         self._scheduled: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle]] = {}
@@ -55,10 +58,15 @@ class Turns:
     def _decide(self, pool: Pool) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for action in pool.decide(now):
-            self._carry_out(pool, action)
-        if (wake := pool.wake_at(now)) is not None:
-            self._wake(pool, wake, loop)
+        try:
+            for action in pool.decide(now):
+                self._carry_out(pool, action)
+            wake = pool.wake_at(now)
+        except Exception as error:
+            self._failed(pool, error)
+        else:
+            if wake is not None:
+                self._wake(pool, wake, loop)
 
     def _wake(self, pool: Pool, when: float, loop: asyncio.AbstractEventLoop) -> None:
         name = pool.spec.name

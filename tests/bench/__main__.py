@@ -19,8 +19,8 @@ from agentfly.api import ResourcePool
 from agentfly.broker.client import BrokerClient
 from agentfly.local.paths import run_dir
 from agentfly.local.plane import data_plane
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.container_cli import ContainerCLIRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.container.cli import ContainerCLIRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox.binary import find_sandboxd
 from tests.bench import acquire, crowd, load, pools, reuse, rollouts, sandboxes

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxClient
 from tests.bench.report import Ratio, Section, Table

@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from agentfly.resources.engine import ResourceEngine
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 from tests.bench.report import Ratio, Section, Table
 from tests.bench.stats import Series, Spread, ratio

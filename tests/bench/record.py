@@ -28,7 +28,7 @@ from agentfly.models import Sampled, Sampling, TokenModel, VLLMModel
 from agentfly.models.vllm import request_body
 from agentfly.refs import load
 from agentfly.resources.engine import ResourceEngine
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.runners.model_service import ModelServiceRunner
 from agentfly.resources.spec import ContainerSpec, ModelServiceSpec, PoolSpec
 from agentfly.rollout import Tokenizer, rollout

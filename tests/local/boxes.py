@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxAdmin, SandboxClient
 

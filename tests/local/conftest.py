@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner, sweep
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "operator" / "sandboxd"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentfly.resources.runners import bubblewrap_check
+from agentfly.resources.runners.bubblewrap import check as bubblewrap_check
 
 ADMIN = "admin-token"
 END_S = 30.0

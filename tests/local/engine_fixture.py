@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.container_cli_engine import docker_archive
+from agentfly.resources.runners.container.engine import docker_archive
 
 PACKAGES = {"podman": "podman", "runc": "runc", "dockerd": "docker.io", "busybox": "busybox-static"}
 INSTALL_S = 300

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 
 
 def descendants() -> Counter[str]:

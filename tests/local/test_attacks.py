@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners import kernel_quotas
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd import kernel_quotas
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxError
 from tests.local.boxes import Box, box

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxClient, SandboxError, SandboxLeaseLost
 from tests.local.boxes import TOKEN, Box, box

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 from agentfly.resources.spec import ContainerSpec, ModelServiceSpec
 from tests.local.boxes import TOKEN, box
 from tests.local.machine import footprint

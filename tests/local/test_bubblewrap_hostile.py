@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.errors import Infra
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxError, SandboxLeaseLost, SandboxUnreachable
 from tests.local.boxes import TOKEN, Box, box

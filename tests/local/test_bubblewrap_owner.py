@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
-from agentfly.resources.runners.cgroups import Cgroups
-from agentfly.resources.runners.owner_dir import LOCK, OwnerDir
-from agentfly.resources.runners.sandbox_process import spawn
+from agentfly.resources.runners.bubblewrap.process import spawn
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner, sweep
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
+from agentfly.resources.runners.sandboxd.owner_dir import LOCK, OwnerDir
 from agentfly.resources.spec import ContainerSpec
 from tests.local.machine import footprint, groups
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxClient
 

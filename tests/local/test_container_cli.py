@@ -24,9 +24,9 @@ from agentfly.local.paths import run_dir as local_run_dir
 from agentfly.local.plane import data_plane
 from agentfly.resources.errors import Infra, ResourceError, StartFailed
 from agentfly.resources.runners.base import Unclean
-from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
-from agentfly.resources.runners.container_cli_engine import find
-from agentfly.resources.runners.owner_dir import LOCK, OwnerDir, sweep
+from agentfly.resources.runners.container.cli import ContainerCLIRunner, remove_left
+from agentfly.resources.runners.container.engine import find
+from agentfly.resources.runners.sandboxd.owner_dir import LOCK, OwnerDir, sweep
 from agentfly.resources.spec import ContainerSpec, ResetSpec
 from agentfly.sandbox import SandboxClient
 from tests.local import engine_fixture
@@ -308,7 +308,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from agentfly.resources.runners.base import Unclean
-from agentfly.resources.runners.container_cli import ContainerCLIRunner
+from agentfly.resources.runners.container.cli import ContainerCLIRunner
 from agentfly.resources.spec import ContainerSpec
 
 async def main():

@@ -10,7 +10,7 @@ from agentfly.local import look
 from agentfly.local.paths import run_dir as local_run_dir
 from agentfly.local.plane import data_plane
 from agentfly.resources.engine import ResourceEngine
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 DIRTY = "echo x > /etc/x"  # nothing of the root may stay: this is found by every reset

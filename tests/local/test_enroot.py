@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentfly.resources.runners.enroot import EnrootRunner
-from agentfly.resources.runners.owner_dir import LOCK
+from agentfly.resources.runners.container.enroot import EnrootRunner
+from agentfly.resources.runners.sandboxd.owner_dir import LOCK
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxClient
 from tests.local.machine import descendants, groups

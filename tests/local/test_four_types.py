@@ -30,7 +30,7 @@ import aiohttp
 import pytest
 
 from agentfly.local import environments
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 from tests.local.machine import groups
 from tests.local.openai_server import OpenAIServer
 from tests.local.test_run import assert_gone

@@ -15,7 +15,7 @@ from agentfly.local.paths import image_cache
 from agentfly.local.plane import data_plane
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.images.cache import ImageCache
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec
 from tests.local.boxes import box
 from tests.local.machine import footprint

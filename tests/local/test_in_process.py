@@ -14,7 +14,7 @@ import pytest
 
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.instance import InstanceClient
-from agentfly.resources.runners.in_process import InProcessRunner
+from agentfly.resources.runners.instance.runner import InProcessRunner
 from agentfly.resources.spec import InProcessSpec
 from tests.local.machine import descendants
 from tests.unit.resources.runner_contract import RunnerContract
@@ -120,7 +120,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from agentfly.resources.instance import InstanceClient
-from agentfly.resources.runners.in_process import InProcessRunner
+from agentfly.resources.runners.instance.runner import InProcessRunner
 from agentfly.resources.spec import InProcessSpec
 
 async def main():

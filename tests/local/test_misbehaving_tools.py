@@ -25,8 +25,8 @@ from agentfly.local.paths import run_dir as local_run_dir
 from agentfly.local.plane import data_plane
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.lease import Resources
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.cgroups import Cgroups
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups
 from agentfly.rollout import Failed, Outcome, Scored
 from agentfly.rollout.calls import OBSERVATION_CHARS
 from agentfly.sandbox import ExecResult

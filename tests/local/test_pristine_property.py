@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.owner_dir import delete
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.owner_dir import delete
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxAdmin, SandboxClient
 from tests.local.boxes import TOKEN, Box

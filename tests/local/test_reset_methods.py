@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.owner_dir import delete
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.owner_dir import delete
 from agentfly.resources.spec import ContainerSpec, ResetSpec
 from agentfly.sandbox import SandboxAdmin, SandboxClient, SandboxUnreachable
 from agentfly.sandbox.types import ResetReport

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.sandbox import SandboxClient, SandboxError, SandboxLeaseLost, SandboxUnreachable
 from tests.local.boxes import TOKEN, Box, box
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner, sweep
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner, sweep
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox import SandboxClient, SandboxError, SandboxLeaseLost, SandboxUnreachable
 from tests.local.boxes import TOKEN, Box, box
@@ -254,7 +254,7 @@ async def test_many_commands_that_cannot_start_hold_up_no_other(leased: Box) -> 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.spec import ContainerSpec
 
 async def main():

@@ -33,7 +33,7 @@ from agentfly.resources.images.layers import Source, unpack
 from agentfly.resources.images.reference import Reference
 from agentfly.resources.images.sources import opened
 from agentfly.resources.images.stream import Budget, DoesNotFit, too_large
-from agentfly.resources.runners.owner_dir import delete
+from agentfly.resources.runners.sandboxd.owner_dir import delete
 
 PAUSE_S = 0.05
 """Between looks at what another process unpacks."""

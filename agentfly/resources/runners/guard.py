@@ -19,7 +19,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from agentfly.resources.runners.bubblewrap_check import find_bubblewrap
+from agentfly.resources.runners.bubblewrap.check import find_bubblewrap
 
 __all__ = ["end_guard", "find_bubblewrap", "guarded", "kill_guard", "start_guarded", "without"]
 

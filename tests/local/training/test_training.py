@@ -16,7 +16,7 @@ from agentfly.broker.server import BrokerServer
 from agentfly.local.environments import agentfly_path
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.runners.guard import guarded
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 from agentfly.roles.trainer import EXIT_SUSPENDED, TrainerConfig

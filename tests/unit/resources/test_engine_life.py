@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from agentfly.resources.actions import Action
 from agentfly.resources.engine import CLOSE_S, ResourceEngine
 from agentfly.resources.errors import (
     Infra,
@@ -16,7 +17,8 @@ from agentfly.resources.errors import (
     StartFailed,
 )
 from agentfly.resources.lease import PoolStatus
-from tests.unit.resources.engines import MODEL, engine_of, now, pool, shape
+from agentfly.resources.pool import Pool
+from tests.unit.resources.engines import MODEL, SETTLE, engine_of, now, pool, shape
 from tests.unit.resources.harness import FakeRunner, run, virtual
 
 # Reset for the holder.
@@ -307,3 +309,31 @@ async def test_dead_warm_member_is_found_and_replaced():
         runner.kill(next(iter(runner.existing)))
         await asyncio.sleep(15)
         assert (runner.starts, shape(engine.pool_status()["swe"])) == (2, {"ready": 1})
+
+
+# 8. A decision that raises.
+
+
+@virtual
+async def test_pool_that_cannot_decide_fails_its_waiters_and_its_members_are_stopped(monkeypatch, caplog):
+    runner = FakeRunner()
+    async with engine_of(runner, pool(max=1), pool("other")) as engine:
+        held = await engine.acquire("swe", "a")
+        waiter = asyncio.create_task(engine.acquire("swe", "b", deadline=900))
+        await asyncio.sleep(1)
+
+        def broken(self: Pool, now: float) -> list[Action]:
+            if self.spec.name == "swe":
+                raise KeyError("p-7")
+            return decide(self, now)
+
+        decide = Pool.decide
+        monkeypatch.setattr(Pool, "decide", broken)
+        began = now()
+        for late in (waiter, engine.acquire("swe", "c", deadline=900)):
+            with pytest.raises(Infra, match=r"^pool swe: could not decide: KeyError: 'p-7'$"):
+                await late
+            await held.release()
+        assert now() - began < SETTLE, "and not at their deadline"
+        assert (await engine.acquire("other", "d")).info.pool == "other"
+        assert "could not decide" in caplog.text

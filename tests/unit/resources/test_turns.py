@@ -16,9 +16,13 @@ class Counted(Pool):
         super().__init__(PoolSpec(name=name, resource=ContainerSpec()))
         self.decided: list[float] = []
         self.wake: float | None = None
+        self.faults = 0
 
     def decide(self, now: float) -> list[Action]:
         self.decided.append(now)
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("a defect")
         return [Probe(f"{self.spec.name}-{len(self.decided)}")]
 
     def wake_at(self, now: float) -> float | None:
@@ -27,7 +31,11 @@ class Counted(Pool):
 
 def rig() -> tuple[Turns, list[str]]:
     done: list[str] = []
-    return Turns(lambda pool, action: done.append(f"{pool.spec.name}: {action}")), done
+
+    def failed(pool: Pool, error: Exception) -> None:
+        done.append(f"{pool.spec.name} failed: {error}")
+
+    return Turns(lambda pool, action: done.append(f"{pool.spec.name}: {action}"), failed), done
 
 
 # 1. Once in each turn of the loop.
@@ -134,3 +142,20 @@ def test_wish_of_an_earlier_loop_does_not_hide_one_of_this():
     run(once())
     run(again())
     assert pool.decided[-1] == 5.0
+
+
+# 4. A decision that raises.
+
+
+@virtual
+async def test_decision_that_raises_is_told_and_keeps_no_other_pool_from_its_own():
+    turns, done = rig()
+    broken, well = Counted("broken"), Counted("well")
+    broken.faults = 1
+    turns.due(broken)
+    turns.due(well)
+    await asyncio.sleep(0)
+    assert done == ["broken failed: a defect", "well: Probe(member='well-1')"]
+    turns.due(broken)
+    await asyncio.sleep(0)
+    assert done[2:] == ["broken: Probe(member='broken-2')"], "it is asked again at the next news"

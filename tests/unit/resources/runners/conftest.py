@@ -1,6 +1,6 @@
 import pytest
 
-from agentfly.resources.runners import external_limits
+from agentfly.resources.runners.external import limits as external_limits
 from tests.unit.resources.runners.misbehaving_api import KEY, OTHER, misbehaving
 
 

@@ -11,8 +11,8 @@ import aiohttp
 from aiohttp import web
 
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.external_account import Usage
-from agentfly.resources.runners.external_api import ExternalAPIRunner, Gateway
+from agentfly.resources.runners.external.account import Usage
+from agentfly.resources.runners.external.api import ExternalAPIRunner, Gateway
 from agentfly.resources.spec import ExternalAPISpec
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]

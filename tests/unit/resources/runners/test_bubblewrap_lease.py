@@ -8,9 +8,9 @@ from aiohttp import web
 
 from agentfly.resources.errors import Infra, LeaseLost, ResourceError
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.bubblewrap import BubblewrapRunner
-from agentfly.resources.runners.kept_admin import KeptAdmin
-from agentfly.resources.runners.sandboxd_runner import Sandbox
+from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
+from agentfly.resources.runners.sandboxd.kept_admin import KeptAdmin
+from agentfly.resources.runners.sandboxd.runner import Sandbox
 from agentfly.resources.spec import ContainerSpec
 
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners import bubblewrap_check, host_root, owner_dir, seccomp
+from agentfly.resources.runners.bubblewrap import check as bubblewrap_check
+from agentfly.resources.runners.bubblewrap import host_root, seccomp
+from agentfly.resources.runners.bubblewrap.root import Home, Root, hidden
 from agentfly.resources.runners.guard import guarded
-from agentfly.resources.runners.sandbox_root import Home, Root, hidden
+from agentfly.resources.runners.sandboxd import owner_dir
 from agentfly.resources.spec import ContainerSpec
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.cgroups import Cgroups, Group, Limits
+from agentfly.resources.runners.sandboxd.cgroups import Cgroups, Group, Limits
 
 LIMITS = Limits(cpu=0.5, memory_mb=64, pids=10)
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners.container_cli_command import (
+from agentfly.resources.runners.bubblewrap.root import Scratch
+from agentfly.resources.runners.container.command import (
     Engine,
     Placing,
     check,
@@ -14,7 +15,6 @@ from agentfly.resources.runners.container_cli_command import (
     scratch,
     wanted_scratch,
 )
-from agentfly.resources.runners.sandbox_root import Scratch
 from agentfly.resources.spec import ContainerSpec
 
 PLACING = Placing(

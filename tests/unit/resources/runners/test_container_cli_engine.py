@@ -15,11 +15,12 @@ import pytest
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import ResourceError, StartFailed
 from agentfly.resources.images.reference import Reference
-from agentfly.resources.runners import container_cli, container_cli_engine
-from agentfly.resources.runners.attached import reason
-from agentfly.resources.runners.container_cli import ContainerCLIRunner, remove_left
-from agentfly.resources.runners.container_cli_command import Engine
-from agentfly.resources.runners.container_cli_engine import (
+from agentfly.resources.runners.container import cli as container_cli
+from agentfly.resources.runners.container import engine as container_cli_engine
+from agentfly.resources.runners.container.attached import reason
+from agentfly.resources.runners.container.cli import ContainerCLIRunner, remove_left
+from agentfly.resources.runners.container.command import Engine
+from agentfly.resources.runners.container.engine import (
     CallFailed,
     call,
     call_async,
@@ -27,7 +28,7 @@ from agentfly.resources.runners.container_cli_engine import (
     docker_archive,
     find,
 )
-from agentfly.resources.runners.container_cli_images import Images, Once, digest_of, located
+from agentfly.resources.runners.container.images import Images, Once, digest_of, located
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 SANDBOXD = Path("/bin/true")

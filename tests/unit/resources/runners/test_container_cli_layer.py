@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners import container_cli_layer as layer
-from agentfly.resources.runners.container_cli_layer import Tree, difference, scratch_in, stamps, watched
+from agentfly.resources.runners.container import layer
+from agentfly.resources.runners.container.layer import Tree, difference, scratch_in, stamps, watched
 
 DOCKER = r"""
 74 49 0:39 / / rw,relatime - overlay overlay rw,lowerdir=/d/l/A,upperdir=/d/a\040b/diff,workdir=/d/a/work

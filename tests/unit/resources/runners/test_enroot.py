@@ -7,9 +7,17 @@ import pytest
 
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import ResourceError, StartFailed
-from agentfly.resources.runners import enroot
-from agentfly.resources.runners.enroot import CONF, EnrootRunner, Home, command, environment, fstab, uri
-from agentfly.resources.runners.sandbox_root import Scratch
+from agentfly.resources.runners.bubblewrap.root import Scratch
+from agentfly.resources.runners.container import enroot
+from agentfly.resources.runners.container.enroot import (
+    CONF,
+    EnrootRunner,
+    Home,
+    command,
+    environment,
+    fstab,
+    uri,
+)
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 SANDBOXD = Path("/bin/true")

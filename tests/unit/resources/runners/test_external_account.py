@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentfly.resources.runners import external_account
-from agentfly.resources.runners.external_account import Account, Grant, Refusal, Refused
-from agentfly.resources.runners.external_keys import Key
-from agentfly.resources.runners.external_limits import Tokens
+from agentfly.resources.runners.external import account as external_account
+from agentfly.resources.runners.external.account import Account, Grant, Refusal, Refused
+from agentfly.resources.runners.external.keys import Key
+from agentfly.resources.runners.external.limits import Tokens
 from agentfly.resources.spec import Budget, CircuitBreaker, ExternalAPISpec
 
 FAR = 1e9

@@ -13,7 +13,7 @@ import pytest
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import Infra, LeaseLost, ResourceError, StartFailed
 from agentfly.resources.lease import Lease
-from agentfly.resources.runners.external_api import ExternalAPIRunner
+from agentfly.resources.runners.external.api import ExternalAPIRunner
 from agentfly.resources.spec import Budget, ExternalAPISpec, PoolSpec
 from tests.unit.resources.runner_contract import RunnerContract
 from tests.unit.resources.runners.misbehaving_api import (

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agentfly.resources.runners.external_wire import STATUS
+from agentfly.resources.runners.external.wire import STATUS
 from agentfly.resources.spec import Budget, CircuitBreaker
 from tests.unit.resources.runners.misbehaving_api import (
     API,

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from agentfly.resources.runners import external_gate, external_limits
-from agentfly.resources.runners.external_account import Refused
-from agentfly.resources.runners.external_gate import Gate
-from agentfly.resources.runners.external_limits import Tokens
+from agentfly.resources.runners.external import gate as external_gate
+from agentfly.resources.runners.external import limits as external_limits
+from agentfly.resources.runners.external.account import Refused
+from agentfly.resources.runners.external.gate import Gate
+from agentfly.resources.runners.external.limits import Tokens
 from agentfly.resources.spec import ExternalAPISpec
 from tests.unit.resources.runners.misbehaving_api import until
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.resources.runners import external_limits
-from agentfly.resources.runners.external_limits import (
+from agentfly.resources.runners.external import limits as external_limits
+from agentfly.resources.runners.external.limits import (
     BACKOFF_S,
     RETRY_AFTER_MAX_S,
     Breaker,

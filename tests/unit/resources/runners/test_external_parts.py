@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners import external_keys
-from agentfly.resources.runners.external_account import Refused
-from agentfly.resources.runners.external_keys import ANONYMOUS, Key, Keys, read_keys
-from agentfly.resources.runners.external_limits import Tokens
-from agentfly.resources.runners.external_usage import (
+from agentfly.resources.runners.external import keys as external_keys
+from agentfly.resources.runners.external.account import Refused
+from agentfly.resources.runners.external.keys import ANONYMOUS, Key, Keys, read_keys
+from agentfly.resources.runners.external.limits import Tokens
+from agentfly.resources.runners.external.usage import (
     OUTPUT_GUESS,
     TAIL,
     TOKENS_MAX,
@@ -21,7 +21,7 @@ from agentfly.resources.runners.external_usage import (
     estimate,
     used,
 )
-from agentfly.resources.runners.external_wire import (
+from agentfly.resources.runners.external.wire import (
     STATUS,
     Outgoing,
     Verdict,

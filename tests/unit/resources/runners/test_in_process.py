@@ -1,4 +1,4 @@
-"""Section numbers are the guarantees of instance_host.py; then those of instance.py and in_process.py."""
+"""Section numbers are the guarantees of host.py; then those of instance.py and runner.py."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import CallRaised, Infra, LeaseLost, StartFailed
 from agentfly.resources.instance import InstanceClient
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.in_process import InProcessRunner
+from agentfly.resources.runners.instance.runner import InProcessRunner
 from agentfly.resources.spec import InProcessSpec, PoolSpec
 from tests.unit.resources.runner_contract import RunnerContract
 from tests.unit.resources.runners import games

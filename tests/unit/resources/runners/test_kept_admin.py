@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agentfly.resources.runners.kept_admin import KeptAdmin
+from agentfly.resources.runners.sandboxd.kept_admin import KeptAdmin
 from agentfly.sandbox import SandboxUnreachable
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.runners.kernel_files import changed, put_back, read
+from agentfly.resources.runners.sandboxd.kernel_files import changed, put_back, read
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from agentfly.resources.errors import Infra, StartFailed
 from agentfly.resources.runners.base import Unclean
-from agentfly.resources.runners.cgroups import Group
-from agentfly.resources.runners.owner_dir import OwnerDir
-from agentfly.resources.runners.sandboxd_runner import Sandbox, SandboxdRunner, cause_in, declares
+from agentfly.resources.runners.sandboxd.cgroups import Group
+from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir
+from agentfly.resources.runners.sandboxd.runner import Sandbox, SandboxdRunner, cause_in, declares
 from agentfly.resources.spec import ContainerSpec, ModelServiceSpec, ResetSpec
 
 

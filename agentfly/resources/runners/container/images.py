@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from agentfly.resources.errors import ResourceError, StartFailed
 from agentfly.resources.images.reference import Reference, is_on_disk, locate
-from agentfly.resources.runners.container_cli_command import Engine
-from agentfly.resources.runners.container_cli_engine import CallFailed, call_async
+from agentfly.resources.runners.container.command import Engine
+from agentfly.resources.runners.container.engine import CallFailed, call_async
 
 LOOK_S = 30.0
 PULL_S = 900.0

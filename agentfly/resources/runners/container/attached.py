@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentfly.resources.runners.cgroups import memory_group
-from agentfly.resources.runners.sandbox_process import is_readable, readable, write_all
+from agentfly.resources.runners.bubblewrap.process import is_readable, readable, write_all
+from agentfly.resources.runners.sandboxd.cgroups import memory_group
 
 LOG_TAIL = 4000
 """Bytes of the command's and the daemon's last words that are looked at."""

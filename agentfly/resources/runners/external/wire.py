@@ -7,7 +7,7 @@ Guarantees:
 3. Refusals have the shape of OpenAI's errors, ``{"error": {"message", "type", "code", "hints"}}``, with
    ``type`` ``agentfly``: a client can tell them from the API's own.
 
-Not here: sockets (``external_proxy``).
+Not here: sockets (``proxy``).
 """
 
 import json
@@ -22,10 +22,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners.external_account import Refused
-from agentfly.resources.runners.external_keys import Key
-from agentfly.resources.runners.external_limits import Tokens
-from agentfly.resources.runners.external_usage import PROMPTS, Mask, estimate
+from agentfly.resources.runners.external.account import Refused
+from agentfly.resources.runners.external.keys import Key
+from agentfly.resources.runners.external.limits import Tokens
+from agentfly.resources.runners.external.usage import PROMPTS, Mask, estimate
 
 STATUS = {
     "request": 400,  # cannot be passed on

@@ -4,13 +4,13 @@ Guarantees:
 1. ``start`` gives a member whose daemon answers, or raises ``StartFailed`` with the engine's words and leaves
    no container, process or folder; also when it is cancelled.
 2. ``reset`` keeps the container only if nothing was written to its writable layer, to its volumes or to its
-   devices, seen from outside (``container_cli_layer``). Where that cannot be seen, it starts a new one.
+   devices, seen from outside (``layer``). Where that cannot be seen, it starts a new one.
 3. A container lives no longer than this process: its daemon ends with its standard input, and the engine
    removes it. What a killed engine leaves, ``remove_left`` removes by label.
 4. Any image will do: no shell, no Python, any user.
 5. Processor, memory, processes and network are bounded by the engine; ``notes`` says what is not.
 
-Not here: which command line works (``container_cli_engine``), what it is given (``container_cli_command``).
+Not here: which command line works (``engine``), what it is given (``command``).
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners import container_cli_command as command_line
-from agentfly.resources.runners import container_cli_engine as engines
-from agentfly.resources.runners import container_cli_layer as layer
-from agentfly.resources.runners.attached_sandbox import SHM, AttachedSandbox
-from agentfly.resources.runners.cgroups import DAEMON_TASKS
-from agentfly.resources.runners.container_cli_command import Engine, Placing
-from agentfly.resources.runners.container_cli_images import Image, Images, Once
-from agentfly.resources.runners.owner_dir import OwnerDir
-from agentfly.resources.runners.sandbox_root import Scratch
-from agentfly.resources.runners.sandboxd_runner import (
+from agentfly.resources.runners.bubblewrap.root import Scratch
+from agentfly.resources.runners.container import command as command_line
+from agentfly.resources.runners.container import engine as engines
+from agentfly.resources.runners.container import layer
+from agentfly.resources.runners.container.attached_sandbox import SHM, AttachedSandbox
+from agentfly.resources.runners.container.command import Engine, Placing
+from agentfly.resources.runners.container.images import Image, Images, Once
+from agentfly.resources.runners.sandboxd.cgroups import DAEMON_TASKS
+from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir
+from agentfly.resources.runners.sandboxd.runner import (
     DEFAULT_ENV,
     SandboxdRunner,
     through_cancellation,
@@ -86,7 +86,7 @@ class ContainerCLIRunner(SandboxdRunner):
 
     Args:
         run_dir: a folder for this runner alone, with a short path on a local disk. Made at the first start;
-            ``owner_dir.sweep`` its parent, with ``remove_left``.
+            ``sandboxd.owner_dir.sweep`` its parent, with ``remove_left``.
         sandboxd: the daemon's binary, statically linked.
         cli: the command to use, as in ``["docker", "--context", "mine"]``; None tries what there is.
     """

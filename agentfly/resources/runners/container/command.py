@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners.cgroups import DAEMON_TASKS
-from agentfly.resources.runners.sandbox_root import DAEMON, OURS, Scratch
+from agentfly.resources.runners.bubblewrap.root import DAEMON, OURS, Scratch
+from agentfly.resources.runners.sandboxd.cgroups import DAEMON_TASKS
 from agentfly.resources.spec import ContainerSpec
 
 SHARED = f"{OURS}/owner"

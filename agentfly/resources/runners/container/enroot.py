@@ -12,7 +12,7 @@ Guarantees:
    setting of the machine's or the user's enroot takes part.
 4. Where enroot or what it needs is missing, ``check`` says which.
 
-Not here: the life of a sandbox (``sandboxd_runner``, ``attached_sandbox``).
+Not here: the life of a sandbox (``sandboxd.runner``, ``attached_sandbox``).
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from pathlib import Path
 
 from agentfly.resources.errors import ResourceError, StartFailed
 from agentfly.resources.images.reference import is_on_disk, locate
-from agentfly.resources.runners import container_cli_command as container
-from agentfly.resources.runners import container_cli_layer as layer
-from agentfly.resources.runners import host_root
-from agentfly.resources.runners.attached import reason
-from agentfly.resources.runners.attached_sandbox import SHM, AttachedSandbox
-from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Limits
-from agentfly.resources.runners.container_cli_command import HANDOVER, SHARED
-from agentfly.resources.runners.container_cli_engine import CallFailed, call, call_async
-from agentfly.resources.runners.container_cli_images import PULL_S, Once
-from agentfly.resources.runners.owner_dir import OwnerDir, delete
-from agentfly.resources.runners.sandbox_root import DAEMON, Scratch
-from agentfly.resources.runners.sandboxd_runner import DEFAULT_ENV, SandboxdRunner, cause_in
+from agentfly.resources.runners.bubblewrap import host_root
+from agentfly.resources.runners.bubblewrap.root import DAEMON, Scratch
+from agentfly.resources.runners.container import command as container
+from agentfly.resources.runners.container import layer
+from agentfly.resources.runners.container.attached import reason
+from agentfly.resources.runners.container.attached_sandbox import SHM, AttachedSandbox
+from agentfly.resources.runners.container.command import HANDOVER, SHARED
+from agentfly.resources.runners.container.engine import CallFailed, call, call_async
+from agentfly.resources.runners.container.images import PULL_S, Once
+from agentfly.resources.runners.sandboxd.cgroups import DAEMON_TASKS, Cgroups, Limits
+from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir, delete
+from agentfly.resources.runners.sandboxd.runner import DEFAULT_ENV, SandboxdRunner, cause_in
 from agentfly.resources.spec import ContainerSpec
 
 ANSWER_S = 10.0

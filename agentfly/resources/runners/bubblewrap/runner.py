@@ -11,8 +11,8 @@ Guarantees:
    written to the root file system by its size; ``notes`` says what is bounded less well elsewhere.
 6. It works for root and for an ordinary user.
 
-Not here: the life of a sandbox (``sandboxd_runner``), the command line (``sandbox_root``), processes
-(``sandbox_process``), files (``owner_dir``).
+Not here: the life of a sandbox (``sandboxd.runner``), the command line (``root``), processes
+(``process``), files (``sandboxd.owner_dir``).
 """
 
 import asyncio
@@ -25,12 +25,14 @@ from pathlib import Path
 
 from agentfly.resources.images.cache import ImageCache
 from agentfly.resources.images.holds import ImageHolds, ImageRoot
-from agentfly.resources.runners import bubblewrap_check, host_root, kernel_quotas, seccomp
-from agentfly.resources.runners.cgroups import DAEMON_TASKS, Cgroups, Limits
-from agentfly.resources.runners.owner_dir import OwnerDir, delete, sweep
-from agentfly.resources.runners.sandbox_process import SandboxProcess, spawn
-from agentfly.resources.runners.sandbox_root import DAEMON, UPPER, Home, Root
-from agentfly.resources.runners.sandboxd_runner import (
+from agentfly.resources.runners.bubblewrap import check as bubblewrap_check
+from agentfly.resources.runners.bubblewrap import host_root, seccomp
+from agentfly.resources.runners.bubblewrap.process import SandboxProcess, spawn
+from agentfly.resources.runners.bubblewrap.root import DAEMON, UPPER, Home, Root
+from agentfly.resources.runners.sandboxd import kernel_quotas
+from agentfly.resources.runners.sandboxd.cgroups import DAEMON_TASKS, Cgroups, Limits
+from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir, delete, sweep
+from agentfly.resources.runners.sandboxd.runner import (
     DEFAULT_ENV,
     Sandbox,
     SandboxdRunner,

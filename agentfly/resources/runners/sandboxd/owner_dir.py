@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentfly.errors import AgentflyError
-from agentfly.resources.runners.cgroups import Group
+from agentfly.resources.runners.sandboxd.cgroups import Group
 
 LOCK = "sandboxes.lock"
 RECORD = "cgroups.json"

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.images.inside import follow, link_on_the_way, refuse
-from agentfly.resources.runners import host_root
+from agentfly.resources.runners.bubblewrap import host_root
 from agentfly.resources.spec import ContainerSpec
 
 HOST = "host"

@@ -7,7 +7,7 @@ Guarantees:
 3. A reference that cannot be read keeps the value it had: a file may be read while it is replaced.
 4. A value is in no ``repr`` and no message; keys are named by their references.
 
-Not here: when references are read again (``external_gate``).
+Not here: when references are read again (``gate``).
 """
 
 import math

@@ -10,7 +10,7 @@ Guarantees:
 5. A try that never reached the API is given back: rates, calls and money.
 6. A request that left holds nothing.
 
-Not here: each limit by itself (``external_limits``, ``external_keys``), waiting, clocks (``external_gate``).
+Not here: each limit by itself (``limits``, ``keys``), waiting, clocks (``gate``).
 """
 
 import math
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentfly.resources.errors import ResourceError
-from agentfly.resources.runners.external_keys import Key, Keys
-from agentfly.resources.runners.external_limits import Breaker, Bucket, Spending, Tokens
+from agentfly.resources.runners.external.keys import Key, Keys
+from agentfly.resources.runners.external.limits import Breaker, Bucket, Spending, Tokens
 from agentfly.resources.spec import ExternalAPISpec
 
 WAITING_MAX = 4096  # requests that wait, each with its body in memory

@@ -6,8 +6,8 @@ Guarantees:
    where these cannot be seen, it says so every time.
 3. Ending it asks the daemon first, then whoever else can; a removal leaves its files to the owner's folder.
 
-Not here: the command (``container_cli``, ``enroot``), the socket (``attached``), the layer
-(``container_cli_layer``).
+Not here: the command (``cli``, ``enroot``), the socket (``attached``), the layer
+(``layer``).
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentfly.resources.runners import container_cli_layer as layer
-from agentfly.resources.runners import kernel_files, kernel_quotas
-from agentfly.resources.runners.attached import Attached, Door, spawn
-from agentfly.resources.runners.cgroups import DAEMON_TASKS
-from agentfly.resources.runners.owner_dir import OwnerDir
-from agentfly.resources.runners.sandboxd_runner import Sandbox
+from agentfly.resources.runners.container import layer
+from agentfly.resources.runners.container.attached import Attached, Door, spawn
+from agentfly.resources.runners.sandboxd import kernel_files, kernel_quotas
+from agentfly.resources.runners.sandboxd.cgroups import DAEMON_TASKS
+from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir
+from agentfly.resources.runners.sandboxd.runner import Sandbox
 from agentfly.resources.spec import ContainerSpec
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from typing import Any
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
 from agentfly.resources.runners.base import Member, Unclean, Vitals
-from agentfly.resources.runners.cgroups import Group
-from agentfly.resources.runners.kept_admin import KeptAdmin
-from agentfly.resources.runners.owner_dir import OwnerDir
+from agentfly.resources.runners.sandboxd.cgroups import Group
+from agentfly.resources.runners.sandboxd.kept_admin import KeptAdmin
+from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir
 from agentfly.resources.spec import ContainerSpec, ResetSpec, ResourceSpec
 from agentfly.sandbox import SandboxAdmin, SandboxError, SandboxLeaseLost, SandboxUnreachable
 

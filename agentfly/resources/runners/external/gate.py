@@ -7,7 +7,7 @@ Guarantees:
    nobody else.
 4. A gate belongs to no event loop: while no request is in its block, it may be used from another one.
 
-Not here: any decision (``external_account``), HTTP (``external_proxy``).
+Not here: any decision (``account``), HTTP (``proxy``).
 """
 
 import asyncio
@@ -17,9 +17,9 @@ import math
 from collections.abc import Iterator
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners.external_account import Account, Grant, Refused, Usage
-from agentfly.resources.runners.external_keys import Key, read_keys
-from agentfly.resources.runners.external_limits import Tokens
+from agentfly.resources.runners.external.account import Account, Grant, Refused, Usage
+from agentfly.resources.runners.external.keys import Key, read_keys
+from agentfly.resources.runners.external.limits import Tokens
 from agentfly.resources.spec import ExternalAPISpec
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentfly.resources.runners.external_limits import Tokens
+from agentfly.resources.runners.external.limits import Tokens
 
 BYTES_PER_TOKEN = 4
 OUTPUT_GUESS = 512  # tokens of an answer whose length nobody bounded

@@ -4,7 +4,7 @@ Guarantees:
 1. ``/call`` needs the token of a lease, everything else the token of the owner.
 2. As a program it ends with its standard input, whatever the instance does in its thread.
 
-Not here: the rules of calls (``instance_host``).
+Not here: the rules of calls (``host``).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from agentfly.resources.errors import CallRaised, Infra, LeaseLost, ResourceError, StartFailed
-from agentfly.resources.runners.instance_host import Host
+from agentfly.resources.runners.instance.host import Host
 from agentfly.resources.spec import InProcessSpec
 
 CODES: dict[str, tuple[type[ResourceError], int]] = {

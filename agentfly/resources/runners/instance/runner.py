@@ -6,7 +6,7 @@ Guarantees (beside those of every runner, see ``base``):
 2. Without it, all instances live in this process: what they keep in modules, they share, and no reset sees.
 3. Sockets are open to this user alone.
 
-Not here: the rules of calls and resets (``instance_host``), HTTP (``instance_server``).
+Not here: the rules of calls and resets (``host``), HTTP (``server``).
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from agentfly.resources.errors import Infra, LeaseLost, ResourceError, StartFail
 from agentfly.resources.instance import InstanceClient
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded, without
-from agentfly.resources.runners.instance_host import Host
-from agentfly.resources.runners.instance_server import serving
+from agentfly.resources.runners.instance.host import Host
+from agentfly.resources.runners.instance.server import serving
 from agentfly.resources.spec import InProcessSpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
 
-SERVER = "agentfly.resources.runners.instance_server"
+SERVER = "agentfly.resources.runners.instance.server"
 CALL_S = 10.0
 
 

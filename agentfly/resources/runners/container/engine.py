@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentfly.resources.runners.attached import reason
-from agentfly.resources.runners.container_cli_command import Engine, limits, seals
-from agentfly.resources.runners.sandbox_root import DAEMON
+from agentfly.resources.runners.bubblewrap.root import DAEMON
+from agentfly.resources.runners.container.attached import reason
+from agentfly.resources.runners.container.command import Engine, limits, seals
 from agentfly.resources.spec import ContainerSpec
 
 CANDIDATES = ("docker", "podman", "nerdctl")

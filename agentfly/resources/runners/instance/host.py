@@ -9,7 +9,7 @@ Guarantees:
 5. ``reset`` is verified: an object with ``reset`` and ``fingerprint`` stays if its fingerprint is again what
    it was at the start; any other is made anew by its factory.
 
-Not here: HTTP (``instance_server``), processes (``in_process``).
+Not here: HTTP (``server``), processes (``runner``).
 """
 
 import asyncio

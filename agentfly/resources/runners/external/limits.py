@@ -9,7 +9,7 @@ Guarantees:
    estimate, are below the budget: exceeded by at most one estimate, and by what answers cost above theirs.
 4. Pauses have full jitter; an API that says when to come back is believed, up to a day.
 
-Not here: who waits (``external_account``), clocks, sockets.
+Not here: who waits (``account``), clocks, sockets.
 """
 
 import math

@@ -15,7 +15,7 @@ Guarantees:
 6. A holder that goes away ends its request there, and frees its place.
 7. No redirect is followed. Cookies are kept for nobody. A key that the API sends back is masked.
 
-Not here: leases (``external_api``), order and limits (``external_gate``).
+Not here: leases (``api``), order and limits (``gate``).
 """
 
 import asyncio
@@ -28,12 +28,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from agentfly.resources.runners import external_limits, external_usage
-from agentfly.resources.runners.external_account import Refused
-from agentfly.resources.runners.external_gate import Gate, Pass
-from agentfly.resources.runners.external_keys import Key
-from agentfly.resources.runners.external_usage import Mask
-from agentfly.resources.runners.external_wire import (
+from agentfly.resources.runners.external import limits as external_limits
+from agentfly.resources.runners.external import usage as external_usage
+from agentfly.resources.runners.external.account import Refused
+from agentfly.resources.runners.external.gate import Gate, Pass
+from agentfly.resources.runners.external.keys import Key
+from agentfly.resources.runners.external.usage import Mask
+from agentfly.resources.runners.external.wire import (
     Outgoing,
     Verdict,
     is_failure,

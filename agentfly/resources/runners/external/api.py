@@ -11,7 +11,7 @@ Guarantees (beside those of every runner, see ``base``):
 3. Keys are read where the credentials point. None is handed out, logged or passed on to another process.
 4. An API that does not answer is the breaker's matter. The member is alive while its gateway listens.
 
-Not here: what becomes of a request (``external_proxy``).
+Not here: what becomes of a request (``proxy``).
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from aiohttp import web
 
 from agentfly.resources.errors import Infra
 from agentfly.resources.runners.base import Member, Vitals
-from agentfly.resources.runners.external_account import Refused, Usage
-from agentfly.resources.runners.external_gate import Gate
-from agentfly.resources.runners.external_proxy import Answering, Proxy, TornError, client
-from agentfly.resources.runners.external_wire import bearer, check_base_url, refusal
+from agentfly.resources.runners.external.account import Refused, Usage
+from agentfly.resources.runners.external.gate import Gate
+from agentfly.resources.runners.external.proxy import Answering, Proxy, TornError, client
+from agentfly.resources.runners.external.wire import bearer, check_base_url, refusal
 from agentfly.resources.spec import ExternalAPISpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
