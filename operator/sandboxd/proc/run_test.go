@@ -216,3 +216,17 @@ func TestStdinThatNobodyReadsEnds(t *testing.T) {
 		t.Errorf("%+v", result)
 	}
 }
+
+func TestTimeoutThatEndsBeforeTheStartEndsTheCommand(t *testing.T) {
+	table := opened(t)
+	for _, taken := range []int{0, quickStarts} {
+		for range taken {
+			table.quick <- struct{}{}
+		}
+		spec := shell("sleep 60")
+		spec.Timeout = time.Nanosecond
+		if result := run(t, table, spec); !result.TimedOut || result.Signal != int(syscall.SIGKILL) {
+			t.Errorf("%+v", result)
+		}
+	}
+}

@@ -118,10 +118,10 @@ func (t *Table) register(ctx context.Context, c *child) error {
 func (t *Table) kill(c *child) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	atomic.StoreUint32(&c.killed, 1) // also for one that is not registered yet: it is killed once
 	if _, there := t.children[c]; !there {
 		return
 	}
-	atomic.StoreUint32(&c.killed, 1)
 	pid := int(atomic.LoadInt32(&c.pid))
 	if pid == 0 {
 		return
