@@ -12,7 +12,7 @@ Guarantees:
 5. A lease whose TTL passes without a heartbeat is lost, and its member is reset before anybody else has it.
 6. ``close`` stops every member in bounded time, and raises ``Infra`` with those that did not stop.
 7. An engine belongs to no event loop: while nothing is in progress, it may be used from another one.
-8. Whoever waits for a pool whose decision raises is told so; its members are stopped by ``close`` all the same.
+8. Who waits for a pool whose decision raises is told so; its members are stopped by ``close`` all the same.
 
 Not here: who is served and when (``pool``, ``turns``), what is done about it (``members``, ``leasing``),
 handles (``lease``).

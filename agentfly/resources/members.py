@@ -136,7 +136,7 @@ class Members:
             return Vitals(alive=False)
 
     async def close(self, within: float) -> list[str]:
-        """Stop what is left, wait for all tasks, cancel those that last longer, and name what is still there."""
+        """Stop what is left, wait for all tasks, cancel those that last longer, and name what they left."""
         for slot in list(self._slots.values()):
             if not slot.stopping:  # its pool failed, and could not say so
                 self.stop(slot.id, Reason.CLOSED)

@@ -5,7 +5,7 @@ Guarantees:
    a pool of which there was none is not asked.
 2. It decides again at the time that it named, unless it did before.
 3. News that one event loop left undecided is decided in the next loop that is used.
-4. A decision that raises is told to ``failed``; other pools decide all the same, and this one at its next news.
+4. A decision that raises is told to ``failed``. Other pools decide all the same, this one at its next news.
 
 Not here: what is decided (``pool``), and what is done about it (``engine``).
 """

@@ -330,10 +330,10 @@ async def test_pool_that_cannot_decide_fails_its_waiters_and_its_members_are_sto
         decide = Pool.decide
         monkeypatch.setattr(Pool, "decide", broken)
         began = now()
+        await held.release()
         for late in (waiter, engine.acquire("swe", "c", deadline=900)):
             with pytest.raises(Infra, match=r"^pool swe: could not decide: KeyError: 'p-7'$"):
                 await late
-            await held.release()
         assert now() - began < SETTLE, "and not at their deadline"
         assert (await engine.acquire("other", "d")).info.pool == "other"
         assert "could not decide" in caplog.text
