@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -29,6 +30,7 @@ const (
 	maxBodyUnits     = 16              // of all requests and commands at once; larger bodies wait for each other
 	bodyWait         = 5 * time.Second // what clients add to the time of a command
 	bodyTime         = time.Minute     // of a body on its way, which holds a slot
+	answerTime       = time.Minute     // of an answer on its way, which holds a place and its memory
 	maxFileBytes     = 8 << 30         // unless the configuration says otherwise; streamed, so no bound on memory
 	maxOutputBytes   = 1 << 20         // times maxCommands times two streams = what a flood can make us keep
 	maxCommands      = 16              // at once
@@ -128,12 +130,21 @@ func classify(err error) apiError {
 // ServeHTTP finds the route, checks its token, runs it, and writes the one answer.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer, err := reply{}, error(apiError{http.StatusNotFound, "NotFound", "path: no " + r.Method + " " + r.URL.Path})
+	control, held := http.NewResponseController(w), (*tenancy)(nil)
+	_ = control.SetWriteDeadline(time.Time{}) // of the last answer of this connection
 	if route := find(r); route != nil {
 		var leave func()
-		if leave, err = s.admit(route, r); err == nil {
+		if held, leave, err = s.admit(route, r); err == nil {
 			defer leave()
 			r.Body = http.MaxBytesReader(w, r.Body, route.limit)
 			answer, err = route.handle(s, w, r)
+		}
+	}
+	if answer.file == nil {
+		_ = control.SetWriteDeadline(time.Now().Add(answerTime))
+		if held != nil && held.ctx.Err() == nil {
+			// The next lease is not to find the places taken by readers of this one who stall.
+			defer context.AfterFunc(held.ctx, func() { _ = control.SetWriteDeadline(time.Unix(1, 0)) })()
 		}
 	}
 	if err != nil {
@@ -161,20 +172,20 @@ func find(r *http.Request) *route {
 	return nil
 }
 
-// admit checks the token of a request, and gives it its place among those of the lease.
-func (s *server) admit(route *route, r *http.Request) (leave func(), err error) {
-	if err := s.authorize(route.access, bearer(r)); err != nil {
-		return nil, err
+// admit checks the token of a request, and gives it its place among those of the lease, if it is of one.
+func (s *server) admit(route *route, r *http.Request) (held *tenancy, leave func(), err error) {
+	if held, err = s.authorize(route.access, bearer(r)); err != nil {
+		return nil, nil, err
 	}
 	if route.access == public {
-		return func() {}, nil
+		return nil, func() {}, nil
 	}
 	if route.access == leaseHolder && s.holders.Add(1) > maxHolders {
 		s.holders.Add(-1)
-		return nil, apiError{http.StatusConflict, "Busy", "requests: too many at once"}
+		return nil, nil, apiError{http.StatusConflict, "Busy", "requests: too many at once"}
 	}
 	served := s.connections.serving(r)
-	return func() {
+	return held, func() {
 		served()
 		if route.access == leaseHolder {
 			s.holders.Add(-1)
@@ -193,21 +204,21 @@ func (route *route) leadsTo(r *http.Request) bool {
 	return found && id != "" && !strings.Contains(id, "/")
 }
 
-func (s *server) authorize(needed access, token string) error {
+// authorize returns the lease too where the route needs one.
+func (s *server) authorize(needed access, token string) (*tenancy, error) {
 	switch needed {
 	case public:
-		return nil
+		return nil, nil
 	case adminOnly:
 		if lease.Same(token, s.cfg.AdminToken) {
-			return nil
+			return nil, nil
 		}
 	case leaseHolder:
 		if token != "" {
-			_, err := s.holder(token)
-			return err
+			return s.holder(token)
 		}
 	}
-	return apiError{http.StatusUnauthorized, "Unauthorized", "authorization: no bearer token for this route"}
+	return nil, apiError{http.StatusUnauthorized, "Unauthorized", "authorization: no bearer token for this route"}
 }
 
 func bearer(r *http.Request) string {

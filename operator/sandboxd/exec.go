@@ -90,10 +90,10 @@ func (s *server) begin(w http.ResponseWriter, r *http.Request, held *tenancy, ke
 			release()
 		}
 	}()
-	if units, err = s.reserve(r); err != nil {
+	if units, err = s.reserve(held, r); err != nil {
 		return nil, nil, err
 	}
-	spec, wait, request, err := s.parse(w, r)
+	spec, wait, request, err := s.parse(held, w, r)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -122,7 +122,7 @@ func (s *server) begin(w http.ResponseWriter, r *http.Request, held *tenancy, ke
 }
 
 // reserve takes the memory that a large body needs, until its command has ended.
-func (s *server) reserve(r *http.Request) (units int, err error) {
+func (s *server) reserve(held *tenancy, r *http.Request) (units int, err error) {
 	size := r.ContentLength
 	switch {
 	case size > maxExecBytes:
@@ -133,20 +133,36 @@ func (s *server) reserve(r *http.Request) (units int, err error) {
 		return 0, nil
 	}
 	units = int((size + bodyUnitBytes - 1) / bodyUnitBytes)
-	if !s.bodies.take(r.Context(), units, bodyWait) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(held.ctx, cancel)() // the slot is the next lease's
+	if !s.bodies.take(ctx, units, bodyWait) {
+		if held.ctx.Err() != nil {
+			return 0, lease.ErrLost
+		}
 		return 0, apiError{http.StatusConflict, "Busy", "body: too many large ones at once"}
 	}
 	return units, nil
 }
 
-// parse reads and checks a body. What hangs on it, a slot and memory, is held until the whole of it is here.
-func (s *server) parse(w http.ResponseWriter, r *http.Request) (spec proc.Spec, wait *time.Duration, request digest, err error) {
+// parse reads and checks a body. What hangs on it, a slot and memory, is held until the whole of it is here, or
+// the lease has ended.
+func (s *server) parse(held *tenancy, w http.ResponseWriter, r *http.Request) (spec proc.Spec, wait *time.Duration, request digest, err error) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(bodyTime))
-	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
+	stop := context.AfterFunc(held.ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
+	defer func() {
+		if stop() {
+			_ = control.SetReadDeadline(time.Time{})
+		}
+	}()
 	var body execRequest
 	hash := sha256.New()
-	if err = decode(io.TeeReader(r.Body, hash), &body); err != nil {
+	err = decode(io.TeeReader(r.Body, hash), &body)
+	if held.ctx.Err() != nil {
+		return spec, nil, request, lease.ErrLost
+	}
+	if err != nil {
 		return spec, nil, request, err
 	}
 	hash.Sum(request[:0])
@@ -286,12 +302,11 @@ func (t *tenancy) await(client context.Context, one *job, bound time.Duration, s
 	case <-limit:
 	case <-t.ctx.Done():
 	case <-client.Done():
-		return client.Err()
 	}
 	if t.ctx.Err() != nil {
 		return lease.ErrLost
 	}
-	return nil
+	return client.Err()
 }
 
 // failure is why an ended job has no result.
