@@ -73,6 +73,7 @@ class ResourceEngine:
     ) -> None:
         self._runners = {runner.name: runner for runner in runners}
         self._pools: dict[str, Pool] = {}
+        self._by_spec: dict[tuple[str, bool], Pool] = {}  # the first of each identity, shared or not
         self._rates = Rates()
         self._events = Events()
         self._events.observe(self._rates.note)
@@ -113,6 +114,9 @@ class ResourceEngine:
         Raises:
             ResourceError: another pool has this name, or its kind cannot run here.
         """
+        self._add(pool)
+
+    def _add(self, pool: PoolSpec, *, unnamed: bool = False) -> None:
         if self._closed:
             raise ResourceError(f"pool {pool.name}: the engine is closed")
         if pool.name in self._pools:
@@ -125,12 +129,13 @@ class ResourceEngine:
         if reason is not None:
             raise ResourceError(f"pool {pool.name}: runner {wanted} cannot work here: {reason}")
         prefix = f"{pool.name}-{secrets.token_hex(2)}"  # names of members that an earlier process left behind
-        self._pools[pool.name] = Pool(pool, prefix=prefix)
+        added = self._pools[pool.name] = Pool(pool, prefix=prefix, unnamed=unnamed)
+        self._by_spec.setdefault((pool.resource.identity(), pool.shared), added)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return  # its first members are started when the engine is entered
-        self._turns.due(self._pools[pool.name])
+        self._turns.due(added)
 
     def resize_pool(self, pool: PoolSpec) -> None:
         """Go on with a pool under other bounds; its members stay, down to its new ``max``.
@@ -349,13 +354,12 @@ class ResourceEngine:
 
     def _pool_of(self, spec: ResourceSpec, shared: bool) -> Pool:
         identity = spec.identity()
-        for pool in self._pools.values():
-            if pool.spec.resource.identity() == identity and pool.shared == shared:
-                return pool
+        if (known := self._by_spec.get((identity, shared))) is not None:
+            return known
         name = f"{'shared' if shared else 'spec'}-{identity}"
         resource = parse_spec(spec.model_dump())
         most = 1 if shared else SPEC_POOL_MAX
-        self.add_pool(PoolSpec(name=name, resource=resource, max=most, shared=shared))
+        self._add(PoolSpec(name=name, resource=resource, max=most, shared=shared), unnamed=True)
         return self._pools[name]
 
     def _enter(self, ask: Ask, owner: str, attempt: int) -> Entry:

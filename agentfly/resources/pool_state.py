@@ -20,15 +20,19 @@ FIRST_HOLD_S = 1.0  # what a lease is taken to last while none has ended
 
 
 class PoolState:
-    """The records of one pool. ``prefix`` starts the ids of its members."""
+    """The records of one pool. ``prefix`` starts the ids of its members.
 
-    def __init__(self, spec: PoolSpec, *, prefix: str | None = None) -> None:
+    ``unnamed`` is a pool that exists only because somebody asked for its spec.
+    """
+
+    def __init__(self, spec: PoolSpec, *, prefix: str | None = None, unnamed: bool = False) -> None:
         self.spec = spec
         self.shared = spec.shared
         self.starts = self.resets = self.failures = 0
         self.last_failure = ""
         self.closed = False
         self._prefix = prefix or spec.name
+        self._unnamed = unnamed
         self._roster = Roster(spec.shared)
         self._tickets: dict[int, TicketRecord] = {}
         self._shares = Shares(spec.weights, spec.reserved)
@@ -130,8 +134,8 @@ class PoolState:
             return Reason.MAX_LIFETIME
         if self._excess() > 0 and not member.holders:
             return Reason.RESIZED
-        alone = self.shared and self.max == 1 and self.min == 0
-        return Reason.IDLE if alone and member.state is State.LEASED else None
+        passing = self._unnamed and self.shared
+        return Reason.IDLE if passing and member.state is State.LEASED else None
 
     def _excess(self) -> int:
         """How many members have to go because ``max`` was lowered."""

@@ -33,8 +33,8 @@ def spec(**fields: Any) -> PoolSpec:
 class Clock:
     """A pool, its time, and the actions of the last step."""
 
-    def __init__(self, **fields: Any) -> None:
-        self.pool = Pool(spec(**fields))
+    def __init__(self, *, unnamed: bool = False, **fields: Any) -> None:
+        self.pool = Pool(spec(**fields), unnamed=unnamed)
         self.now = 100.0
         self.actions: list[Action] = self.pool.decide(self.now)
 

@@ -220,3 +220,21 @@ async def test_resize_to_other_members_is_refused_with_the_field():
         with pytest.raises(PoolNotFound):
             engine.resize_pool(pool("sew"))
         assert engine.pool_status()["swe"].max == 1
+
+
+@virtual
+async def test_specs_that_were_asked_for_before_cost_nothing_when_another_is(monkeypatch):
+    async with engine_of(FakeRunner()) as engine:
+        for pids in range(1, 20):
+            await (await engine.acquire(ContainerSpec(pids=pids), "o")).release()
+        hashed = 0
+
+        def counted(self: ContainerSpec) -> str:
+            nonlocal hashed
+            hashed += 1
+            return identity(self)
+
+        identity = ContainerSpec.identity
+        monkeypatch.setattr(ContainerSpec, "identity", counted)
+        await (await engine.acquire(ContainerSpec(pids=19), "o")).release()
+        assert hashed <= 2

@@ -91,19 +91,19 @@ async def test_t4_live_member_is_reset_before_the_next_holder():
 @virtual
 async def test_t5_shared_member_stays_until_its_last_holder_leaves():
     runner = FakeRunner("model-service", shared=True)
-    async with engine_of(runner, pool("judge", shared=True, resource=MODEL, max=1)) as engine:
-        a = await engine.acquire("judge", "a", scope="global")
-        b = await engine.acquire("judge", "b", scope="global")
+    async with engine_of(runner) as engine:
+        a = await engine.acquire(MODEL, "a", scope="global")
+        b = await engine.acquire(MODEL, "b", scope="global")
         assert a.info.member_id == b.info.member_id
         await a.release()
-        c = await engine.acquire("judge", "c", scope="global", deadline=3)
+        c = await engine.acquire(MODEL, "c", scope="global", deadline=3)
         assert c.info.member_id == b.info.member_id
         await b.release()
         await asyncio.sleep(SETTLE)
-        assert (runner.stops, shape(engine.pool_status()["judge"])) == (0, {"leased": 1})
+        assert (runner.stops, shape(engine.pool_status()[c.info.pool])) == (0, {"leased": 1})
         await c.release()
         await asyncio.sleep(SETTLE)
-        assert (runner.stops, shape(engine.pool_status()["judge"])) == (1, {})
+        assert (runner.stops, shape(engine.pool_status()[c.info.pool])) == (1, {})
 
 
 @virtual

@@ -19,15 +19,20 @@ SHARED: dict[str, Case] = {
         [*held(), ASK, ("leased", 2), ("withdraw", 1)],
         [],
     ),
-    "the last one leaves and it is stopped": (
+    "the last one leaves and it is reset, since a start may take minutes": (
         {},
         [*held(), ASK, ("leased", 2), ("withdraw", 1), ("withdraw", 2)],
+        [Reset("p-1")],
+    ),
+    "it ends when nobody came for a while": (
+        {},
+        [*held(), ("withdraw", 1), ("reset_done", "p-1", True), IDLE_S],
         [Stop("p-1", Reason.IDLE)],
     ),
-    "the last one leaves and, kept warm, it is reset": (
-        {"min": 1},
-        [("started", "p-1"), ASK, ("leased", 1), ("withdraw", 1)],
-        [Reset("p-1")],
+    "where nobody named the pool, it is stopped at once": (
+        {"unnamed": True},
+        [*held(), ASK, ("leased", 2), ("withdraw", 1), ("withdraw", 2)],
+        [Stop("p-1", Reason.IDLE)],
     ),
     "one who hands it back dirty does not end it for the others": (
         {},

@@ -27,7 +27,7 @@ from agentfly.resources.lease import Request
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.spec import ContainerSpec
 from tests.unit.resources.engines import MODEL, SETTLE, engine_of, now, pool, shape
-from tests.unit.resources.harness import FakeRunner, virtual
+from tests.unit.resources.harness import FakeRunner, run, virtual
 
 
 class TestRule1:
@@ -279,18 +279,24 @@ class TestRule4:
 class TestRule5:
     """Shared members (scope global) are reference-counted."""
 
-    @virtual
-    async def test_member_stays_for_its_last_holder_and_goes_with_it(self):
-        runner = FakeRunner("model-service", shared=True)
-        async with engine_of(runner, pool("judge", shared=True, resource=MODEL)) as engine:
-            leases = [await engine.acquire("judge", f"r{i}", scope="global") for i in range(5)]
-            assert (runner.starts, len({lease.info.member_id for lease in leases})) == (1, 1)
-            for lease in leases:
-                assert runner.stops == 0
-                await lease.release()
-                await lease.release()
-                await asyncio.sleep(SETTLE)
-            assert (runner.stops, runner.resets) == (1, 0)
+    @pytest.mark.parametrize("wanted", ["judge", MODEL], ids=["a pool", "a spec"])
+    def test_member_stays_for_its_last_holder_and_longer_where_its_pool_has_a_name(self, wanted):
+        async def scenario() -> None:
+            runner = FakeRunner("model-service", shared=True)
+            pools = [pool("judge", shared=True, resource=MODEL)] if wanted == "judge" else []
+            async with engine_of(runner, *pools) as engine:
+                leases = [await engine.acquire(wanted, f"r{i}", scope="global") for i in range(5)]
+                assert (runner.starts, len({lease.info.member_id for lease in leases})) == (1, 1)
+                for lease in leases:
+                    assert (runner.stops, runner.resets) == (0, 0)
+                    await lease.release()
+                    await lease.release()
+                    await asyncio.sleep(SETTLE)
+                assert (runner.stops, runner.resets) == ((0, 1) if pools else (1, 0))
+                await engine.acquire(wanted, "next", scope="global")
+                assert runner.starts == (1 if pools else 2)
+
+        run(scenario())
 
     @virtual
     async def test_new_holder_gets_the_member_with_the_fewest(self):
