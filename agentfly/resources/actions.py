@@ -97,10 +97,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Tell the waiter that there will be no member for it, and why."""
+    """Tell the waiter that there will be no member for it, why, and what to do about it."""
 
     ticket: int
     reason: str
+    hints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

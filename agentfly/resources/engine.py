@@ -425,8 +425,8 @@ class ResourceEngine:
                 self._leasing.grant(pool, ticket, member)
             case Lost(ticket, reason):
                 self._leasing.lost(pool, ticket, reason)
-            case Reject(ticket, reason):
-                self._leasing.reject(pool, ticket, reason)
+            case Reject(ticket, reason, hints):
+                self._leasing.reject(pool, ticket, reason, hints)
 
     def _not_decided(self, pool: Pool, error: Exception) -> None:
         """A decision was a defect of ours: nobody waits for what may never come."""

@@ -18,10 +18,12 @@ FORGET_S = 3600.0  # an image that nobody tried for so long may have been repair
 
 @dataclass(slots=True)
 class Failures:
-    """The failures in a row of one image: rounds of starts, and when the last of them ended."""
+    """The failures in a row of one image: rounds of starts, when the last of them ended, and why."""
 
     rounds: int = 0
     at: float = float("-inf")
+    reason: str = ""
+    hints: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -31,13 +33,15 @@ class Growth:
     failures: dict[str, Failures] = field(default_factory=dict)  # by image; none for one that works
     _full_at: float = float("-inf")  # when the allowance will have grown to its most
 
-    def failed(self, image: str, begun: float, now: float) -> int | None:
+    def failed(
+        self, image: str, begun: float, now: float, reason: str, hints: tuple[str, ...] = ()
+    ) -> int | None:
         """A start begun at ``begun`` failed: how many rounds have by now, None if this is not one more."""
         known = self.failures.get(image, Failures())
         if begun <= known.at:
             return None  # begun before the last failure was known: the same cause, not one more verdict
         self.failures = {name: past for name, past in self.failures.items() if now < past.at + FORGET_S}
-        self.failures[image] = Failures(known.rounds + 1, now)
+        self.failures[image] = Failures(known.rounds + 1, now, reason, hints)
         return known.rounds + 1
 
     def proved(self, image: str, begun: float) -> None:

@@ -10,7 +10,7 @@ Not here: when any of this happens (``engine``, ``pool``).
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentfly.resources.actions import Reason
@@ -53,11 +53,11 @@ class Leasing:
             claim.warm = self._turns.number - claim.asked_in <= 1  # served in the first turn after it asked
             self._members.call(member_id, self._hand_over(claim, member_id))
 
-    def reject(self, pool: Pool, ticket: int, why: str) -> None:
+    def reject(self, pool: Pool, ticket: int, why: str, hints: Sequence[str]) -> None:
         """There will be no member for the owner of the ticket."""
         claim = self.claims.of_ticket(pool, ticket)
         if claim is not None:
-            self.end(claim, start_failed(pool, why))
+            self.end(claim, start_failed(pool, why, hints))
 
     def end(self, claim: Claim, error: ResourceError, *, dirty: bool = False) -> None:
         """The claim is over; whoever waits for it is told the error. A ``dirty`` member is not used again."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentfly.errors import AgentflyError
 from agentfly.resources.actions import Reason
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.events import Event, EventKind
@@ -162,7 +163,8 @@ class Members:
                 slot.member = await slot.runner.start(slot.spec, slot.id)
         except Exception as error:
             reason = error.reason if isinstance(error, StartFailed) else describe(error)
-            if slot.pool.start_failed(slot.id, reason, _now()):
+            hints = error.hints if isinstance(error, AgentflyError) else ()
+            if slot.pool.start_failed(slot.id, reason, _now(), hints):
                 del self._slots[slot.id]
                 self._tell(EventKind.START_FAILED, slot, detail=reason, seconds=_now() - slot.began)
         else:

@@ -87,14 +87,14 @@ class Pool(PoolRules):
         self._file(member)
         return True
 
-    def start_failed(self, member_id: str, reason: str, now: float) -> bool:
-        """The start ended badly and left nothing behind."""
+    def start_failed(self, member_id: str, reason: str, now: float, hints: tuple[str, ...] = ()) -> bool:
+        """The start ended badly and left nothing behind; ``hints`` are remedies."""
         member = self._roster.get(member_id, State.STARTING)
         if member is None:
             return False
         self._start_over(member)
         self._roster.remove(member)
-        self._failed(member, reason, now)
+        self._failed(member, reason, now, hints)
         return True
 
     def leased(self, number: int, began: float) -> bool:

@@ -9,7 +9,7 @@ Not here: what changes the records, and what follows from the readings (``rules`
 
 from agentfly.resources.actions import Action, Phase, Reason, State
 from agentfly.resources.alarms import Alarms
-from agentfly.resources.growth import Growth
+from agentfly.resources.growth import Failures, Growth
 from agentfly.resources.records import MemberRecord, Roster, TicketRecord
 from agentfly.resources.shares import Shares
 from agentfly.resources.spec import PoolSpec
@@ -92,6 +92,10 @@ class PoolState:
     def start_failing(self) -> bool:
         """True while the last start failed and no member lives."""
         return bool(self._growth.failures) and not self._alive()
+
+    def failing(self, image: str) -> Failures | None:
+        """The failures of the starts of an image of which no member lives."""
+        return None if self._alive(image) else self._growth.failures.get(image)
 
     def _alive(self, image: str | None = None) -> bool:
         members = self._roster.members if image is None else self._roster.of_image(image)

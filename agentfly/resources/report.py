@@ -2,6 +2,8 @@
 
 Guarantees:
 1. A deadline that passed says whether members are all leased or cannot be started, and with what numbers.
+   Who waits for an image is told of its starts alone.
+2. What a runner said that helps against a failed start reaches whoever waited for it.
 """
 
 import sys
@@ -51,16 +53,17 @@ def image_of(pool: Pool, image: str | None) -> str:
     return "" if image in (None, own) else str(image)
 
 
-def start_failed(pool: Pool, reason: str) -> StartFailed:
+def start_failed(pool: Pool, reason: str, hints: Sequence[str]) -> StartFailed:
     """What a waiter is told when there will be no member."""
-    return StartFailed(f"pool {pool.spec.name}: no member could be started: {reason}", reason=reason)
+    message = f"pool {pool.spec.name}: no member could be started: {reason}"
+    return StartFailed(message, reason=reason, hints=hints)
 
 
 def late(claim: Claim, deadline: float) -> ResourceError:
     """What a waiter is told at its deadline: why, as far as its pool knows."""
     pool = claim.pool
-    if pool.start_failing():
-        return start_failed(pool, pool.last_failure)
+    if (failures := pool.failing(claim.ask.image)) is not None:
+        return start_failed(pool, failures.reason, failures.hints)
     leased = pool.count(State.LEASED)
     return Timeout(
         f"pool {pool.spec.name}: gave no member in {deadline:g} s: {leased} of {pool.max} leased, "

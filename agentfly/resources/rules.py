@@ -432,13 +432,13 @@ class PoolRules(PoolState):
         self._touched[member.id] = None
         self._file(member)
 
-    def _failed(self, member: MemberRecord, reason: str, now: float) -> None:
+    def _failed(self, member: MemberRecord, reason: str, now: float, hints: tuple[str, ...] = ()) -> None:
         self.failures += 1
         self.last_failure = reason
-        rounds = self._growth.failed(member.image, member.begun, now)
+        rounds = self._growth.failed(member.image, member.begun, now, reason, hints)
         if rounds is None or rounds < PERMANENT_FAILURES or self._alive(member.image):
             return
         waiting = (t.number for t in self._shares.waiting.values() if t.image == member.image)
         if (first := next(waiting, None)) is not None:
             self._end(first, now)
-            self._news.append(Reject(first, reason))
+            self._news.append(Reject(first, reason, hints))

@@ -131,7 +131,9 @@ class FakeRunner:
             await asyncio.sleep(self.start_s)
             fails = self.fail_starts
             if fails(number) if callable(fails) else number in fails:
-                raise StartFailed(f"member {member_id}: image is broken", reason="image is broken")
+                raise StartFailed(
+                    f"member {member_id}: image is broken", reason="image is broken", hints=["mend it"]
+                )
         except BaseException:
             self.existing.discard(member_id)
             raise

@@ -7,7 +7,7 @@ import pytest
 
 from agentfly.resources.demand import DEMAND_S
 from agentfly.resources.engine import ResourceEngine
-from agentfly.resources.errors import PoolNotFound, ResourceError, SpecMismatch
+from agentfly.resources.errors import PoolNotFound, ResourceError, SpecMismatch, StartFailed, Timeout
 from agentfly.resources.lease import Request
 from agentfly.resources.pool import Pool
 from agentfly.resources.spec import ContainerSpec
@@ -75,6 +75,26 @@ async def test_image_that_a_pool_cannot_give_is_refused_and_leaves_no_trace():
                 await engine.acquire(name, "o", image="other")
             assert shape(engine.pool_status()[name]) == {}
         assert await engine.acquire("swe", "o", image="host"), "it is what the pool has"
+
+
+@virtual
+async def test_deadline_speaks_of_the_starts_of_the_image_alone():
+    class Broken(Imaged):
+        async def start(self, spec, member_id):
+            self.fail_starts = [self.starts + 1] if spec.image == "broken" else []
+            self.start_s = 9 if spec.image == "slow" else 0.01
+            return await super().start(spec, member_id)
+
+    async with engine_of(Broken(), pool(max=9, per_image=True)) as engine:
+        slow = asyncio.create_task(engine.acquire("swe", "a", image="slow", deadline=4))
+        broken = asyncio.create_task(engine.acquire("swe", "b", image="broken", deadline=4))
+        with pytest.raises(Timeout, match="gave no member in 4 s: 0 of 9 leased, 1 starting"):
+            await slow
+        with pytest.raises(StartFailed, match="image is broken"):
+            await broken
+        await engine.acquire("swe", "c", image="good")
+        with pytest.raises(StartFailed, match="image is broken"):
+            await engine.acquire("swe", "d", image="broken", deadline=4)
 
 
 # Shares.

@@ -126,7 +126,7 @@ async def test_permanent_failure_rejects_the_first_waiter_with_the_reason():
         with pytest.raises(StartFailed) as failed:
             await first
         assert failed.value.message == "pool swe: no member could be started: image is broken"
-        assert failed.value.reason == "image is broken"
+        assert (failed.value.reason, failed.value.hints) == ("image is broken", ("mend it",))
         assert now() == pytest.approx(1 + 2 + 4 + 8, abs=0.1)
         assert not second.done()
         assert engine.pool_status()["swe"].reason == "StartFailing"
@@ -141,9 +141,10 @@ async def test_deadline_while_starts_fail_tells_why():
     runner = FakeRunner()
     runner.fail_starts = lambda number: True
     async with engine_of(runner, pool()) as engine:
-        with pytest.raises(StartFailed, match="image is broken"):
+        with pytest.raises(StartFailed, match="image is broken") as failed:
             await engine.acquire("swe", "a", deadline=2)
         assert now() == 2
+        assert failed.value.hints == ("mend it",)
 
 
 @virtual
