@@ -2,6 +2,7 @@
 
 Guarantees:
 1. While a handle is held, its lease is renewed every third of its TTL; all leases of one holder in one call.
+   A call that fails, however it does, is followed by the next.
 2. The renewals end with the release; when nothing is held, no task is left.
 3. A lease that could not be renewed for its TTL, that the engine calls lost, or that was released, is marked
    lost; using its handle after that raises ``LeaseLost``.
@@ -28,6 +29,8 @@ from agentfly.sandbox import SandboxClient
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 3  # two heartbeats may be lost or late before the lease is
+    1.5  # a slow member takes the engine one; after half another there is just time for the next
+)
 CLOSE_S = 5.0  # a cancelled heartbeat ends at once; this bounds one that does not
 
 Scope = Literal["rollout", "global"]
@@ -323,8 +326,10 @@ class Holdings:
         asked = list(self._leases)
         try:
             alive = await self._resources.heartbeat(asked)
-        except ResourceError as error:
-            logger.warning("heartbeat of %d leases failed: %s", len(asked), error)
+        except Exception as error:  # whatever it is: without this task every lease would end
+            logger.warning(
+                "heartbeat of %d leases failed: %s", len(asked), str(error) or type(error).__name__
+            )
             alive = {}
         for lease_id in asked:
             lease = self._leases.get(lease_id)

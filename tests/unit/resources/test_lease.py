@@ -18,6 +18,7 @@ class Recorder:
         self.released: list[tuple[str, bool]] = []
         self.lost: set[str] = set()
         self.down = False
+        self.defect: Exception | None = None
         self.answer_s = 0.0
         self.holdings = Holdings(self)  # type: ignore[arg-type]
 
@@ -40,6 +41,8 @@ class Recorder:
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         self.beats.append((asyncio.get_running_loop().time(), sorted(lease_ids)))
         await asyncio.sleep(self.answer_s)
+        if self.defect is not None:
+            raise self.defect
         if self.down:
             raise Infra("broker: gone")
         return {lease_id: lease_id not in self.lost for lease_id in lease_ids}
@@ -75,6 +78,18 @@ async def test_all_leases_are_renewed_in_one_call_at_the_pace_of_the_shortest():
     assert side.beats == [(5, ["l1", "l2"]), (7, ["l1", "l2"])]
     await two.release()
     await one.release()
+
+
+@virtual
+async def test_defect_of_one_call_does_not_end_the_others():
+    side = Recorder()
+    lease = side.hold()
+    side.defect = KeyError("m1")
+    await asyncio.sleep(15)
+    side.defect = None
+    await asyncio.sleep(60)
+    assert (len(side.beats), lease.lost) == (7, False)
+    await lease.release()
 
 
 # 2. Renewals end with the release.
