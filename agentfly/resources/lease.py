@@ -29,8 +29,6 @@ from agentfly.sandbox import SandboxClient
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 3  # two heartbeats may be lost or late before the lease is
-    1.5  # a slow member takes the engine one; after half another there is just time for the next
-)
 CLOSE_S = 5.0  # a cancelled heartbeat ends at once; this bounds one that does not
 
 Scope = Literal["rollout", "global"]
