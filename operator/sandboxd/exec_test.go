@@ -398,3 +398,22 @@ func TestLargeBodiesWaitForEachOther(t *testing.T) {
 		t.Error(most.Load(), len(w.server.bodies.units))
 	}
 }
+
+func TestJobIsNotSeenToEndBeforeItCanBeForgotten(t *testing.T) {
+	j := newJobs("1")
+	one := newJob(context.Background(), "", proc.Spec{Stdout: proc.NewOutput(1), Stderr: proc.NewOutput(1)})
+	j.name(one)
+	j.mu.Lock() // who is about to count it among the finished waits here
+	go j.end(one)
+	select {
+	case <-one.ended:
+		t.Error("its end was told, and forget would do nothing")
+	case <-time.After(20 * time.Millisecond):
+	}
+	j.mu.Unlock()
+	<-one.ended
+	j.forget(one)
+	if _, err := j.find(one.id); err == nil || len(j.finished) != 0 {
+		t.Error("it was forgotten, and is still there:", err)
+	}
+}

@@ -163,10 +163,10 @@ func (j *jobs) find(id string) (*job, error) {
 
 // end makes the result of a job known, and forgets the oldest results above the bounds.
 func (j *jobs) end(one *job) {
+	j.mu.Lock() // first: who sees the end may forget the job, which must be among the finished by then
+	defer j.mu.Unlock()
 	close(one.ended)
 	one.cancel()
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	if one.id == "" && one.key == "" {
 		return
 	}
