@@ -2,7 +2,8 @@
 
 Guarantees:
 1. Starts, resets and stops are tasks of the engine. No caller's cancellation reaches them.
-2. Every call to a runner has a deadline.
+2. Every call to a runner has a deadline. A cancellation that comes out of one, and that nobody asked for, is
+   a failure like any other: no member is forgotten by it.
 3. A reset or a stop of a member begins only when no lease, renewal or probe of it is on its way; a stop
    cancels a start or reset of it and waits until that has ended. A start that ends well all the same is
    stopped.
@@ -15,13 +16,14 @@ Not here: which member is started, reset or stopped, and why (``pool``); who hol
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.actions import Reason
-from agentfly.resources.errors import StartFailed
+from agentfly.resources.errors import Infra, StartFailed
 from agentfly.resources.events import Event, EventKind
 from agentfly.resources.pool import Pool
 from agentfly.resources.runners.base import Member, Runner, Vitals
@@ -121,14 +123,14 @@ class Members:
     async def lease(self, member_id: str, owner: str, attempt: int, token: str) -> None:
         """Lease a member, or renew its lease, for the TTL of its pool."""
         slot = self._slots[member_id]
-        async with asyncio.timeout(CALL_S):
+        async with _bounded(CALL_S):
             await slot.runner.lease(slot.started(), owner, attempt, token, slot.pool.spec.lease_ttl_s)
 
     async def vitals(self, member_id: str) -> Vitals:
         """What the runner's probe says; no answer in time is not a death."""
         slot = self._slots[member_id]
         try:
-            async with asyncio.timeout(CALL_S):
+            async with _bounded(CALL_S):
                 return await slot.runner.probe(slot.started())
         except TimeoutError:
             return Vitals(alive=True)
@@ -159,7 +161,7 @@ class Members:
 
     async def _start(self, slot: _Slot) -> None:
         try:
-            async with asyncio.timeout(START_S):
+            async with _bounded(START_S):
                 slot.member = await slot.runner.start(slot.spec, slot.id)
         except Exception as error:
             reason = error.reason if isinstance(error, StartFailed) else describe(error)
@@ -177,7 +179,7 @@ class Members:
         began, member, memory_mb = _now(), None, None
         found = "it is not pristine, and no fresh one could be started"
         try:
-            async with asyncio.timeout(RESET_S):
+            async with _bounded(RESET_S):
                 before = replace(slot.started(), keep_unclean=slot.pool.spec.quarantine > 0)
                 member = await slot.runner.reset(before)
         except Exception as error:
@@ -202,7 +204,7 @@ class Members:
         pause, longest = STOP_RETRY_S
         while slot.member is not None:
             try:
-                async with asyncio.timeout(STOP_S):
+                async with _bounded(STOP_S):
                     await slot.runner.stop(slot.member)
                 break
             except Exception as error:
@@ -240,6 +242,18 @@ class Members:
     async def _quiet(self, slot: _Slot) -> None:
         while slot.calls:
             await asyncio.wait(set(slot.calls), timeout=CALL_S)
+
+
+@asynccontextmanager
+async def _bounded(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Infra("runner: what it waited for was cancelled by somebody else") from error
 
 
 def describe(error: BaseException) -> str:

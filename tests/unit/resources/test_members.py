@@ -144,6 +144,36 @@ async def test_stop_that_hangs_is_tried_again_and_keeps_its_place():
     assert (rig.runner.stops, rig.pool.count(State.STOPPING), rig.runner.existing) == (2, 0, set())
 
 
+@virtual
+async def test_cancellation_inside_a_runner_is_a_failed_start_and_costs_no_place():
+    class Sharing(FakeRunner):
+        async def start(self, spec, member_id):
+            pull = asyncio.get_running_loop().create_future()
+            pull.cancel()
+            return await pull
+
+    rig = Rig(Sharing())
+    rig.begin()
+    await asyncio.sleep(1)
+    assert (rig.pool.failures, rig.pool.count(*State), rig.turns) == (1, 0, 1)
+
+
+@virtual
+async def test_cancellation_inside_a_runner_does_not_end_the_tries_to_stop():
+    class Sharing(FakeRunner):
+        async def stop(self, member):
+            if not self.stops:
+                self.stops += 1
+                raise asyncio.CancelledError
+            await super().stop(member)
+
+    rig = Rig(Sharing())
+    name = await rig.grown()
+    rig.members.stop(name, Reason.DIRTY)
+    await asyncio.sleep(5)
+    assert rig.runner.existing == set()
+
+
 # 3. Order.
 
 
