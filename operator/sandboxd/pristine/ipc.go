@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 )
 
 const ipcRemove = 0 // IPC_RMID
@@ -25,6 +26,21 @@ var ipcKinds = [...]struct {
 func control(call, id, a, b uintptr) syscall.Errno {
 	_, _, errno := syscall.RawSyscall6(call, id, a, b, 0, 0, 0)
 	return errno
+}
+
+// seesQueues refuses where commands can make message queues that nobody here sees: that needs no mount.
+func seesQueues(mounts []mount) error {
+	for _, m := range mounts {
+		if m.place == queues && m.kind == "mqueue" {
+			return nil
+		}
+	}
+	name := []byte("agentfly-none\x00")
+	_, _, errno := syscall.Syscall(syscall.SYS_MQ_UNLINK, uintptr(unsafe.Pointer(&name[0])), 0, 0)
+	if errno == syscall.ENOSYS || errno == syscall.EPERM { // there are none, or nobody may make one
+		return nil
+	}
+	return fmt.Errorf("%s: is no mount of the file system mqueue, and message queues would outlive a lease unseen: mount it there", queues)
 }
 
 // listIPC returns the ids in one table: its second column, below a line of titles.

@@ -124,7 +124,13 @@ func Record(c Config) (*Baseline, error) {
 }
 
 func (b *Baseline) prepare(r Reset, run Run) error {
-	var err error
+	mounts, err := readMounts()
+	if err == nil && r.choose(b.upper) != recreate {
+		err = seesQueues(mounts)
+	}
+	if err != nil {
+		return err
+	}
 	if b.name, b.method, err = r.prepare(b.upper, b.scratch, run); err != nil || b.method == nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 )
 
 // These tests never call Restore: it removes SysV IPC, and here that would be the machine's own.
@@ -121,5 +122,31 @@ func TestListsOfSysVAreRead(t *testing.T) {
 	}
 	if ids, err := listIPC(table + "-none"); ids != nil || err != nil {
 		t.Errorf("a kernel without the table: %v %v", ids, err)
+	}
+}
+
+func TestQueuesThatNobodySeesAreRefused(t *testing.T) {
+	seen := []mount{{place: "/", kind: "overlay"}, {place: queues, kind: "mqueue"}}
+	if err := seesQueues(seen); err != nil {
+		t.Error(err)
+	}
+	name := []byte("agentfly-none\x00")
+	_, _, errno := syscall.Syscall(syscall.SYS_MQ_UNLINK, uintptr(unsafe.Pointer(&name[0])), 0, 0)
+	if errno != syscall.ENOENT {
+		t.Skip("message queues cannot be made here: ", errno)
+	}
+	for _, hidden := range [][]mount{nil, {{place: queues, kind: "tmpfs"}}, {{place: "/mnt", kind: "mqueue"}}} {
+		if err := seesQueues(hidden); err == nil || !strings.Contains(err.Error(), queues) {
+			t.Errorf("%v: %v", hidden, err)
+		}
+	}
+	if mounts, err := readMounts(); err != nil || seesQueues(mounts) == nil {
+		t.Skip("they are seen here, so no baseline is refused:", err)
+	}
+	for method, refused := range map[string]bool{overlay: true, recreate: false} {
+		err := (&Baseline{upper: t.TempDir()}).prepare(Reset{Method: method}, nil)
+		if refused != (err != nil && strings.Contains(err.Error(), "message queues")) {
+			t.Errorf("%s: %v", method, err)
+		}
 	}
 }
