@@ -242,11 +242,11 @@ class Context:
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
         clock = asyncio.get_running_loop().time
-        if not self._waiters:
-            running = [limit for limit in self._limits if not limit.expired() and limit.when() is not None]
-            self._paused = [(limit, (limit.when() or 0.0) - clock()) for limit in running]
-            for limit in running:
-                limit.reschedule(None)
+        # Also those that began while something else waited already.
+        running = [limit for limit in self._limits if not limit.expired() and limit.when() is not None]
+        self._paused += [(limit, (limit.when() or 0.0) - clock()) for limit in running]
+        for limit in running:
+            limit.reschedule(None)
         self._waiters += 1
         try:
             yield

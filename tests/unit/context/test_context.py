@@ -260,6 +260,18 @@ async def test_limit_stands_still_until_the_last_wait_is_over() -> None:
     await ctx.close()
 
 
+async def test_limit_that_began_during_another_wait_stands_still_in_its_own() -> None:
+    ctx, resources = make()
+    resources.gate = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.12, resources.gate.set)
+    background = asyncio.create_task(ctx.acquire("a"))
+    await asyncio.sleep(0.001)
+    async with ctx.limit(0.05):
+        await ctx.acquire("b")
+    await background
+    await ctx.close()
+
+
 async def test_limit_without_a_wait_is_a_plain_timeout() -> None:
     ctx, _ = make()
     with pytest.raises(TimeoutError):
