@@ -31,6 +31,8 @@ const (
 	bodyWait         = 5 * time.Second // what clients add to the time of a command
 	bodyTime         = time.Minute     // of a body on its way, which holds a slot
 	answerTime       = time.Minute     // of an answer on its way, which holds a place and its memory
+	largeAnswerBytes = 64 << 10        // of output, which may be six times as long in JSON;
+	maxLargeAnswers  = 4               // of these that are written at once, others wait for them
 	maxFileBytes     = 8 << 30         // unless the configuration says otherwise; streamed, so no bound on memory
 	maxOutputBytes   = 1 << 20         // times maxCommands times two streams = what a flood can make us keep
 	maxCommands      = 16              // at once
@@ -142,9 +144,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if answer.file == nil {
 		_ = control.SetWriteDeadline(time.Now().Add(answerTime))
-		if held != nil && held.ctx.Err() == nil {
-			// The next lease is not to find the places taken by readers of this one who stall.
-			defer context.AfterFunc(held.ctx, func() { _ = control.SetWriteDeadline(time.Unix(1, 0)) })()
+	}
+	if err == nil && answer.file == nil && held != nil {
+		var done func()
+		if done, err = s.bound(r, control, held, answer.value); err == nil {
+			defer done()
 		}
 	}
 	if err != nil {
@@ -161,6 +165,24 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, answer.value)
+}
+
+// bound keeps an answer within its lease, and large ones within their share of memory. The next lease is not to
+// find places taken by readers of this one who stall.
+func (s *server) bound(r *http.Request, control *http.ResponseController, held *tenancy, value any) (done func(), err error) {
+	units := 0
+	if output, has := value.(interface{ outputBytes() int }); has && output.outputBytes() > largeAnswerBytes {
+		if units = 1; !s.answers.take(r.Context(), units, answerTime) {
+			return nil, apiError{http.StatusConflict, "Busy", "answer: too many large ones at once"}
+		}
+		_ = control.SetWriteDeadline(time.Now().Add(answerTime))
+	}
+	if held.ctx.Err() != nil {
+		s.answers.give(units)
+		return nil, lease.ErrLost
+	}
+	stop := context.AfterFunc(held.ctx, func() { _ = control.SetWriteDeadline(time.Unix(1, 0)) })
+	return func() { stop(); s.answers.give(units) }, nil
 }
 
 func find(r *http.Request) *route {

@@ -28,6 +28,8 @@ type execReply struct {
 	CPUSeconds      float64 `json:"cpuSeconds"`
 }
 
+func (e execReply) outputBytes() int { return len(e.Stdout) + len(e.Stderr) }
+
 // jobReply is what is known of a command with an id: its output from an offset on, and how it ended once it
 // has. Offsets count the bytes that the command wrote.
 type jobReply struct {

@@ -41,6 +41,7 @@ type server struct {
 	users       users
 	now         func() time.Time
 	bodies      *budget
+	answers     *budget
 	connections *connections
 	holders     atomic.Int64 // requests of the lease that are being served
 
@@ -57,7 +58,7 @@ type server struct {
 
 func newServer(cfg config, p processes, b baseline, oom counter, now func() time.Time) *server {
 	return &server{cfg: cfg, processes: p, baseline: b, oomKills: oom, users: openUsers(), now: now,
-		bodies: newBudget(maxBodyUnits), connections: &connections{limit: maxConnections},
+		bodies: newBudget(maxBodyUnits), answers: newBudget(maxLargeAnswers), connections: &connections{limit: maxConnections},
 		lease: lease.New(cfg.Incarnation), held: noTenancy(), lastUsed: now()}
 }
 

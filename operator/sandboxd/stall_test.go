@@ -27,15 +27,22 @@ func TestReaderThatStallsKeepsNoPlaceFromTheNextLease(t *testing.T) {
 	}
 	w.lease(t)
 	_, value := w.call(t, "POST", "/exec", "lease", `{"command":"x","waitSeconds":10,"outputLimitBytes":1048576}`)
-	const stalled = 4
+	const stalled = 2 * maxLargeAnswers
 	for range stalled {
 		send(t, address, "GET /exec/"+value["id"].(string)+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer lease\r\n\r\n")
 	}
 	eventually(t, "all are answered", func() bool { return w.server.holders.Load() == stalled })
+	eventually(t, "some are written", func() bool { return len(w.server.answers.units) == maxLargeAnswers })
+	if status, _ := w.call(t, "GET", "/exec/"+value["id"].(string)+"?stdout=1048576&stderr=1048576", "lease", ""); status != 200 {
+		t.Error("a small answer had to wait:", status)
+	}
 	if status, value := w.call(t, "POST", "/reset", "admin", ""); status != 200 {
 		t.Fatal(status, value)
 	}
 	eventually(t, "their places are free", func() bool { return w.server.holders.Load() == 0 })
+	if taken := len(w.server.answers.units); taken != 0 {
+		t.Error("memory of answers was not given back:", taken)
+	}
 }
 
 func TestBodyThatStallsKeepsNoSlotFromTheNextLease(t *testing.T) {
