@@ -6,7 +6,7 @@ Guarantees:
 3. All leases of a client are renewed in one request, every third of their TTL.
 4. A cancelled acquire hangs up, which cancels it at the broker too. A cancelled release is finished all the
    same.
-5. ``close`` releases what is still held.
+5. ``close`` releases what is still held, also when its caller is cancelled.
 6. What is acquired without a share counts to the client's own.
 """
 
@@ -21,6 +21,7 @@ import aiohttp
 from agentfly.broker import wire
 from agentfly.resources.demand import counted
 from agentfly.resources.errors import Infra
+from agentfly.resources.finish import finished
 from agentfly.resources.lease import Holdings, Lease, LeaseInfo, LeaseStatus, PoolStatus, Request, Scope
 from agentfly.resources.spec import ResourceSpec
 
@@ -59,6 +60,9 @@ class BrokerClient:
         """Release all leases that are held, and hang up."""
         for lease in self._holdings.held():
             self._begin_release(lease.info.lease_id, dirty=False)
+        await finished(self._close())
+
+    async def _close(self) -> None:
         await self._holdings.close()
         if self._releases:
             done, _ = await asyncio.wait(self._releases, timeout=CALL_S)

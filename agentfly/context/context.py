@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from agentfly.context.deadlines import Deadlines
 from agentfly.errors import AgentflyError
+from agentfly.resources.finish import finished
 from agentfly.resources.lease import Lease, Request, Resources, Scope
 from agentfly.resources.spec import ResourceSpec
 
@@ -172,15 +173,7 @@ class Context:
         leases, self._leases = self._leases, {}
         if not leases:
             return
-        releases = asyncio.create_task(self._release_all(leases), name=f"release {self.owner}")
-        cancelled: asyncio.CancelledError | None = None
-        while not releases.done():
-            try:
-                await asyncio.shield(releases)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await finished(self._release_all(leases))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -40,6 +40,7 @@ from agentfly.resources.claims import DEFAULT_KEY, Ask, Entry
 from agentfly.resources.demand import Demands, counted
 from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError
 from agentfly.resources.events import Events, Observer
+from agentfly.resources.finish import finished
 from agentfly.resources.lease import (
     BEATS_PER_TTL,
     Holdings,
@@ -179,16 +180,7 @@ class ResourceEngine:
             self._leasing.end(claim, ResourceError(f"pool {claim.pool.spec.name}: the engine was closed"))
         for pool in self._pools.values():
             self._turns.now(pool)
-        closing = asyncio.ensure_future(self._close())
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.wait({closing})
-            except asyncio.CancelledError as error:
-                cancelled = error  # members are stopped however often the caller is cancelled
-        if cancelled is not None:
-            raise cancelled
-        closing.result()
+        await finished(self._close())
 
     async def _close(self) -> None:
         await self._holdings.close()
