@@ -7,10 +7,12 @@ Guarantees:
 3. The broker sends no heartbeats of its own: a lease lives only as long as its client says so.
 4. The socket is open to the broker's own user alone.
 5. What is shown of pools and leases, to people and to Prometheus, contains no token.
+6. A defect of the broker is an answer too, ``Infra`` with its name; its trace is in the log.
 
 Not here: who gets what (``resources``), what the bodies are (``wire``).
 """
 
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -24,7 +26,9 @@ from pydantic import ValidationError
 from agentfly.broker import wire
 from agentfly.broker.metrics import Metrics, metrics_of
 from agentfly.resources.engine import ResourceEngine
-from agentfly.resources.errors import ResourceError, Saturated
+from agentfly.resources.errors import Infra, ResourceError, Saturated
+
+logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 1.0  # for answers that are being written; waiting acquires are cancelled
 MAX_BODY = 1 << 20  # bytes: heartbeats of thousands of leases
@@ -175,6 +179,14 @@ async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamRes
         failure = ResourceError(f"{request.path} {field}: {first['msg']}")
     except ResourceError as error:
         failure = error
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        logger.exception("%s failed", request.path)
+        failure = Infra(
+            f"broker: {request.path} failed: {type(error).__name__}: {error}",
+            hints=("report it with the trace in the log of the broker",),
+        )
     status, body = wire.error_to_wire(failure)
     headers = {"Retry-After": f"{failure.retry_after:.0f}"} if isinstance(failure, Saturated) else None
     return web.json_response(body, status=status, headers=headers)

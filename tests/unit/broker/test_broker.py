@@ -297,6 +297,16 @@ async def test_errors_of_the_engine_reach_the_client_typed(tmp_path):
         assert lost.value.incarnation == 2
 
 
+async def test_defect_of_the_broker_is_not_taken_for_one_that_is_gone(tmp_path, monkeypatch, caplog):
+    async with broker(tmp_path) as rig, BrokerClient(rig.server.address) as client:
+        monkeypatch.setattr(rig.engine, "leases", lambda: {}["l1"])
+        with pytest.raises(Infra, match=r"^broker: /leases failed: KeyError: 'l1'$"):
+            await client.leases()
+        assert "/leases failed" in caplog.text
+        with pytest.raises(Infra, match="/nowhere got no answer"):
+            await client._request("GET", "/nowhere", None, DEADLINE)
+
+
 async def test_malformed_body_names_the_field(tmp_path):
     async with broker(tmp_path) as rig:
         connector = aiohttp.UnixConnector(str(rig.server.path))
@@ -431,6 +441,21 @@ async def test_closing_the_client_releases_what_it_holds(tmp_path):
             await client.acquire("shell", "a", deadline=DEADLINE)
             await client.acquire("shell", "b", deadline=DEADLINE)
         await rig.until("ready", 2)
+
+
+async def test_cancelled_close_releases_and_hangs_up_all_the_same(tmp_path):
+    async with broker(tmp_path) as rig:
+        client = BrokerClient(rig.server.address)
+        await client.acquire("shell", "a", deadline=DEADLINE)
+        session = client._session
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await rig.until("ready", 1)
+        assert session is not None
+        assert session.closed
 
 
 async def test_release_survives_a_broker_that_is_gone(tmp_path):
