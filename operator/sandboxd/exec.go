@@ -282,7 +282,7 @@ func waitTime(given *float64) (*time.Duration, error) {
 		return nil, nil
 	}
 	wait := seconds(*given)
-	if !(*given >= 0) || wait > maxWait {
+	if !(*given >= 0 && *given <= maxWait.Seconds()) {
 		return nil, badRequest("waitSeconds: not from 0 to " + strconv.Itoa(int(maxWait.Seconds())))
 	}
 	return &wait, nil

@@ -209,8 +209,11 @@ func TestBadWaitsAndOffsetsAreNamed(t *testing.T) {
 			t.Error(query, status, value)
 		}
 	}
-	if status, value := w.call(t, "POST", "/exec", "lease", `{"command":"x","waitSeconds":31}`); status != 400 || !strings.Contains(fmt.Sprint(value), "waitSeconds") {
-		t.Error(status, value)
+	for _, wait := range []string{"31", "-1", "1e300"} { // the last one is more than a duration can be
+		body := `{"command":"x","timeoutSeconds":1,"waitSeconds":` + wait + `}`
+		if status, value := w.call(t, "POST", "/exec", "lease", body); status != 400 || !strings.Contains(fmt.Sprint(value), "waitSeconds") {
+			t.Error(wait, status, value)
+		}
 	}
 }
 
