@@ -6,8 +6,9 @@ Guarantees:
 2. All who enter a claim get the same answer. The claim outlives those who leave it while somebody else waits
    or the lease was delivered, and no longer.
 3. A claim that is lost keeps its name for ``LOST_MEMORY_S``, so that its owner is told.
+4. What it costs to lose or end a claim does not grow with the others.
 
-Not here: tickets and members (``pool``), and when a claim ends (``engine``).
+Not here: tickets and members (``pool``), and when a claim ends (``leasing``).
 """
 
 import asyncio
@@ -150,6 +151,7 @@ class Claims:
         self._names: dict[_Name, Claim] = {}
         self._leases: dict[str, Claim] = {}
         self._tickets: dict[tuple[str, int], Claim] = {}
+        self._lost: dict[str, Claim] = {}  # by lease, the one that was lost first in front
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(list(self._leases.values()))
@@ -187,14 +189,16 @@ class Claims:
             return False
         del self._names[_name(claim.owner, claim.ask)]
         del self._tickets[claim.pool.spec.name, claim.ticket]
+        self._lost.pop(claim.lease_id, None)
         return True
 
     def lose(self, claim: Claim, reason: str, now: float) -> None:
         """Mark a claim as lost, and forget those that were lost long ago."""
         claim.lost, claim.lost_at = reason, now
-        for other in self:
-            if other.lost is not None and now >= other.lost_at + LOST_MEMORY_S:
-                self.end(other)
+        self._lost.pop(claim.lease_id, None)
+        self._lost[claim.lease_id] = claim
+        while now >= (first := next(iter(self._lost.values()))).lost_at + LOST_MEMORY_S:
+            self.end(first)
 
 
 def _name(owner: str, ask: Ask) -> _Name:

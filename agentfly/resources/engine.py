@@ -385,11 +385,10 @@ class ResourceEngine:
                     raise late(entry.claim, deadline)
             if loop.time() >= due:
                 due = loop.time() + beat
+                # What came early must not expire while the rest is waited for.
                 for entry in entries:
                     if entry.future.done():
-                        self._leasing.renewal(
-                            entry.claim
-                        )  # what came early must not expire while the rest is waited for
+                        self._leasing.renewal(entry.claim)
 
     def _leave(self, entries: Iterable[Entry]) -> None:
         # Synchronous, on purpose: nothing can interrupt the way out.

@@ -8,7 +8,7 @@ Guarantees:
    lost; using its handle after that raises ``LeaseLost``.
 4. Releasing twice, or releasing a lost lease, is harmless.
 
-Not here: who gets which member (``pool``), and the engine's own view of leases (``engine``).
+Not here: who gets which member (``pool``), and the engine's own view of leases (``claims``).
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class LeaseInfo(BaseModel):
 class PoolStatus(BaseModel):
     """Counts of one pool at one moment. ``starts``, ``resets`` and ``failures`` only grow.
 
-    ``ready`` counts free members, ``reason`` is a constant of ``pool.Reason``, ``message`` is for people.
+    ``ready`` counts free members, ``reason`` is a constant of ``actions.Reason``, ``message`` is for people.
     ``quarantined`` says of each member that is kept for a look what its check found. ``hit_ratio`` is the
     fraction of the last grants for which a member was free at once, ``acquire_p99_s`` their 99th percentile
     in seconds; None before the first grant. ``kind`` is that of the pool's resource.

@@ -107,10 +107,9 @@ class Leasing:
         """Begin to renew a lease; None if its member is with nobody now, and is asked nothing."""
         if claim.info is not None and claim.live:
             return self._members.call(claim.member_id, self._renew(claim, claim.member_id, claim.token))
+        # Its member is on its way, or on its way back from a reset.
         claim.renewed = _now()
-        claim.pool.renewed(
-            claim.ticket, claim.renewed
-        )  # its member is on its way, or on its way back from a reset
+        claim.pool.renewed(claim.ticket, claim.renewed)
         return None
 
     async def _hand_over(self, claim: Claim, member_id: str) -> None:

@@ -11,7 +11,7 @@ Guarantees:
    what nobody asked it to stop.
 5. Each start, reset, loss and end of a member is an event, with its seconds.
 
-Not here: which member is started, reset or stopped, and why (``pool``); who holds it (``engine``).
+Not here: which member is started, reset or stopped, and why (``pool``); who holds it (``leasing``).
 """
 
 import asyncio

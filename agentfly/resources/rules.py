@@ -396,6 +396,8 @@ class PoolRules(PoolState):
         if ticket is None:
             return False
         self._shares.leave(ticket, now)
+        if self.shared:
+            self._shares.forget(ticket.share)
         if ticket.phase is Phase.HELD:
             self._mean_hold += HOLD_WEIGHT * (now - ticket.since - self._mean_hold)
         if ticket.start is not None:

@@ -77,6 +77,12 @@ class Shares:
         self.waiting.pop(ticket.number, None)
         share.fresh = share.fresh or not (share.waiting or share.held)
 
+    def forget(self, name: str) -> None:
+        """Where nobody takes turns, a share of which nothing is left need not be known."""
+        share = self.shares[name]
+        if not (share.waiting or share.held):
+            del self.shares[name]
+
     def refresh(self, now: float, lease_s: float) -> None:
         """Bring all virtual times up to now, and those that are behind up to where they may be."""
         waiting = [(name, share) for name, share in self.shares.items() if share.waiting]

@@ -167,6 +167,18 @@ def test_earlier_attempt_is_refused():
     claim.check(claim.ask, 2)
 
 
+# 4. Costs.
+
+
+def test_losing_and_ending_look_at_no_other_claim(monkeypatch):
+    claims, a = Claims(), pool()
+    many = [open_claim(claims, Ask(a), f"o{number}") for number in range(9)]
+    monkeypatch.setattr(Claims, "__iter__", lambda self: pytest.fail("it looked at all of them"))
+    for now, claim in enumerate(many):
+        claims.lose(claim, "gone", now)
+    assert [claims.end(claim) for claim in [*many[4:], *many[3:5]]] == [*[True] * 6, False]
+
+
 # What those who wait too long are told (report.py).
 
 

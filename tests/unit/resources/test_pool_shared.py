@@ -60,6 +60,15 @@ def test_shared_pool(case):
     check(case, shared=True)
 
 
+def test_shares_that_left_are_not_kept():
+    clock = Clock(shared=True, min=1, max=1)
+    clock.play([("started", "p-1")])
+    for number in range(1, 100):
+        clock.play([("ask", f"job-{number}"), ("leased", number), ("withdraw", number)])
+        clock.play([("reset_done", "p-1", True)])
+    assert not clock.pool._shares.shares
+
+
 def load(count: int, first: int = 1) -> list[Step]:
     """So many holders more."""
     return [step for number in range(first, first + count) for step in (ASK, ("leased", number))]
