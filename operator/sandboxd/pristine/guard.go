@@ -142,15 +142,15 @@ func readShared(folder string) (s sharedFolder, err error) {
 // restore puts the loose files back.
 func (g *guard) restore() error {
 	for path, was := range g.loose {
-		if was.verify(path) == nil {
-			continue
+		if was.verify(path) != nil {
+			if err := os.WriteFile(path, was.content, 0); err != nil {
+				return err
+			}
+			if err := was.dress(path); err != nil {
+				return err
+			}
 		}
-		if err := os.WriteFile(path, was.content, 0); err != nil {
-			return err
-		}
-		if err := was.dress(path); err != nil {
-			return err
-		}
+		_ = setTimes(path, was.accessed, was.modified) // who may not set them back could not set them either
 	}
 	return nil
 }
