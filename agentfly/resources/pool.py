@@ -18,8 +18,8 @@ Guarantees:
 8. ``min`` members are kept, and ``buffer`` free ones beside those that are held; others go after ``IDLE_S``
    without a holder.
 9. A member of a shared pool has any number of holders, and a new one gets the member with the fewest; another
-   is started when all have ``slots``. It is reset when its last holder leaves, or, where nobody named the
-   pool, stopped.
+   is started when all have ``slots``, and stays while the others do. A member is reset when its last holder
+   leaves, or, where nobody named the pool, stopped.
 10. Above ``max_pending`` waiters, asking fails at once with an estimate of when to ask again, unless a member
     is free or reserved for the asker.
 11. News about what is gone or has moved on changes nothing, and says so by returning False.

@@ -125,6 +125,11 @@ class Roster:
         """Of a shared pool: how many members a new holder can be given."""
         return sum(len(shelf) for shelf in self._shelves["load"].values())
 
+    def with_room(self, slots: int) -> int:
+        """Of a shared pool: how many living members have fewer holders than this."""
+        loads = self._shelves["load"].items()
+        return sum(len(shelf) for load, shelf in loads if isinstance(load, int) and load < slots)
+
     def _places(self, member: MemberRecord) -> tuple[tuple[str, object], ...]:
         places: list[tuple[str, object]] = [("state", member.state), ("image", member.image)]
         state, held = member.state, len(member.holders)

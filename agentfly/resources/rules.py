@@ -334,8 +334,15 @@ class PoolRules(PoolState):
         for member in list(self._roster.state(State.FREE).values()):
             if now < member.since + IDLE_S or self._present() <= self.min:
                 break
-            if self._spare(member.image, outlook) > 0:
+            if self._spare(member.image, outlook) > 0 and not self._is_last_room():
                 yield self._stop(member, Reason.IDLE)
+
+    def _is_last_room(self) -> bool:
+        """True where another member would be started at once for a free one of a shared pool that went."""
+        slots = self.spec.slots
+        if not self.shared or slots is None or not self._shares.held:
+            return False
+        return self._roster.with_room(slots) <= 1
 
     def _probe(self, now: float) -> Iterator[Action]:
         for member_id in self._probes.due(now):

@@ -113,6 +113,11 @@ SEVERAL: dict[str, Case] = {
         [*held(), ("withdraw", 1)],
         [Reset("p-1")],
     ),
+    "one that was started since all have their slots stays while they do": (
+        {"max": 2, "slots": 1, "lease_ttl_s": 2 * IDLE_S},
+        [*held(), ("started", "p-2"), IDLE_S],
+        [Probe("p-1"), Probe("p-2")],
+    ),
     "and ends after a time": (
         {"max": 2},
         [*held(), ("withdraw", 1), ("reset_done", "p-1", True), IDLE_S],
