@@ -15,7 +15,7 @@ import (
 // left out: emptying a folder changes them too, so they are set at every restore.
 type attrs struct {
 	mode, uid, gid uint32
-	xattrs         string // names, sorted; a label of the system is there from the start
+	xattrs         string // as in entry; a label of the system is there from the start
 	flags          uint32 // of chattr
 }
 
@@ -24,7 +24,7 @@ func readAttrs(path string) (attrs, error) {
 	if err := syscall.Lstat(path, &st); err != nil {
 		return attrs{}, fmt.Errorf("%s: %w", path, err)
 	}
-	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, xattrs: strings.Join(listXattrs(path), " "), flags: readFlags(path)}, nil
+	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, xattrs: readXattrs(path), flags: readFlags(path)}, nil
 }
 
 const (
@@ -98,12 +98,7 @@ func count(n uintptr, errno syscall.Errno) int {
 // restore puts the attributes of a scratch folder back as far as the daemon may; Verify decides.
 func (a attrs) restore(path string) {
 	_ = os.Chmod(path, os.FileMode(a.mode&0o777)|sticky(a.mode))
-	known := strings.Fields(a.xattrs)
-	for _, name := range listXattrs(path) {
-		if !slices.Contains(known, name) {
-			_ = syscall.Removexattr(path, name)
-		}
-	}
+	_ = entry{xattrs: a.xattrs}.setXattrs(path)
 	if flags := a.flags; readFlags(path) != flags {
 		ioctlFlags(path, setFlags, &flags)
 	}

@@ -118,6 +118,9 @@ func (e entry) setXattrs(path string) error {
 		if err != nil {
 			return err
 		}
+		if getXattr(path, name) == string(value) {
+			continue
+		}
 		if _, errno := xattrCall(syscall.SYS_LSETXATTR, path, name, value, 0); errno != 0 {
 			return fmt.Errorf("%s: attribute %s: %w", path, name, errno)
 		}

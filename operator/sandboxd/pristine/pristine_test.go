@@ -150,3 +150,24 @@ func TestQueuesThatNobodySeesAreRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestChangedValueOfAnAttributeIsSeenAndPutBack(t *testing.T) {
+	folder := t.TempDir()
+	if err := syscall.Setxattr(folder, "user.was", []byte("1"), 0); err != nil {
+		t.Skip("no attributes here: ", err)
+	}
+	was, err := readAttrs(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setxattr(folder, "user.was", []byte("a message"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if now, _ := readAttrs(folder); now == was {
+		t.Error("the change is not seen")
+	}
+	was.restore(folder)
+	if now, err := readAttrs(folder); err != nil || now != was || getXattr(folder, "user.was") != "1" {
+		t.Errorf("%+v %v", now, err)
+	}
+}
