@@ -3,7 +3,8 @@
 Guarantees:
 1. It is a ``Resources``: what it raises has the types, hints and fields that the engine raised.
 2. A broker that cannot be reached is ``Infra``; every request has a deadline.
-3. All leases of a client are renewed in one request, every third of their TTL.
+3. All leases of a client are renewed in one request, every third of their TTL; one without an answer leaves
+   time for another.
 4. A cancelled acquire hangs up, which cancels it at the broker too. A cancelled release is finished all the
    same.
 5. ``close`` releases what is still held, also when its caller is cancelled.
@@ -112,7 +113,11 @@ class BrokerClient:
 
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         """Renew leases; False for each that is lost."""
-        answer = await self._post(wire.HEARTBEAT, wire.HeartbeatBody(lease_ids=list(lease_ids)))
+        # The broker takes a third of a TTL at most; if there is no answer, there is time to ask again.
+        within = min([CALL_S, *(lease.info.ttl_s / 2 for lease in self._holdings.held())])
+        answer = await self._post(
+            wire.HEARTBEAT, wire.HeartbeatBody(lease_ids=list(lease_ids)), within=within
+        )
         return {str(lease_id): bool(alive) for lease_id, alive in answer.items()}
 
     async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:

@@ -411,6 +411,22 @@ async def test_heartbeats_of_all_leases_travel_together(tmp_path):
         assert not any(lease.lost for lease in leases)
 
 
+async def test_heartbeat_without_an_answer_is_followed_by_another_in_time(tmp_path):
+    async with broker(tmp_path, ttl=1.8) as rig, BrokerClient(rig.server.address) as client:
+        heartbeat, hung = rig.engine.heartbeat, asyncio.Event()
+
+        async def swallowed_once(lease_ids):
+            rig.engine.heartbeat = heartbeat
+            hung.set()
+            await asyncio.Event().wait()
+
+        lease = await client.acquire("shell", "a", deadline=DEADLINE)
+        rig.engine.heartbeat = swallowed_once  # type: ignore[method-assign]
+        await asyncio.wait_for(hung.wait(), DEADLINE)
+        await asyncio.sleep(1.6)
+        assert (lease.lost, rig.shell.leased) == (False, 1)
+
+
 async def test_lost_lease_is_marked_at_the_next_heartbeat(tmp_path):
     async with broker(tmp_path, ttl=0.3) as rig, BrokerClient(rig.server.address) as client:
         lease = await client.acquire("shell", "a", deadline=DEADLINE)
