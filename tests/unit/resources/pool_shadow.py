@@ -43,7 +43,7 @@ class PoolShadow(RuleBasedStateMachine):
     @initialize(number=NUMBERS)
     def begin(self, number):
         self.spec = self.spec_of(Random(number))
-        self.pool = Pool(self.spec)
+        self.pool = Pool(self.spec, unnamed=number % 3 == 1)
         self.now = 0.0
         self.ceiling = self.spec.max
         self.failed_at = float("-inf")
