@@ -47,7 +47,7 @@ class Leasing:
         """Hand the member over to the owner of the ticket."""
         claim = self.claims.of_ticket(pool, ticket)
         if claim is not None:
-            if claim.held_since is None:
+            if not claim.member_id:  # else it is a second try, or its member was reset
                 self._demands.granted(pool.spec.name, claim.ask.image)
             claim.member_id = member_id
             claim.warm = self._turns.number - claim.asked_in <= 1  # served in the first turn after it asked

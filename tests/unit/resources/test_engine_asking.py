@@ -155,6 +155,17 @@ async def test_demanded_images_are_warm_when_they_are_asked_for():
 
 
 @virtual
+async def test_member_that_takes_no_lease_uses_up_no_demand():
+    runner = FakeRunner()
+    runner.fail_leases = {1}
+    async with engine_of(runner, pool(max=4)) as engine:
+        await engine.demand("swe", {"": 3}, "job")
+        await engine.acquire("swe", "o")
+        assert runner.leases >= 2
+        assert engine._demands.total("swe") == {"": 2}
+
+
+@virtual
 async def test_pool_of_one_image_is_warmed_by_a_number():
     runner = FakeRunner()
     async with engine_of(runner, pool(max=4)) as engine:
