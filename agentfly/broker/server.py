@@ -27,6 +27,7 @@ from agentfly.broker import wire
 from agentfly.broker.metrics import Metrics, metrics_of
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import Infra, ResourceError, Saturated
+from agentfly.resources.finish import finished
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,10 @@ class BrokerServer:
         listener = _listen(self.path)
         try:
             await self._runner.setup()
-            await web.SockSite(self._runner, listener).start()
+            # A cancelled start would leave a server that nobody knows.
+            await finished(web.SockSite(self._runner, listener).start())
         except BaseException:
+            await finished(self._runner.cleanup())
             listener.close()
             raise
         return self

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from aiohttp import web
 
 from agentfly.resources.errors import Infra
+from agentfly.resources.finish import finished
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.external.account import Refused, Usage
 from agentfly.resources.runners.external.gate import Gate
@@ -76,7 +77,8 @@ class Gateway:
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, handler_cancellation=True)
             await runner.setup()
             life.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            # A cancelled start would leave a server that nobody knows.
+            await finished(web.TCPSite(runner, "127.0.0.1", 0).start())
             self._life = life.pop_all()
         self._proxy = Proxy(self._spec, self._gate, session)
         host, port = runner.addresses[0]

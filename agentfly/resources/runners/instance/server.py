@@ -22,6 +22,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from agentfly.resources.errors import CallRaised, Infra, LeaseLost, ResourceError, StartFailed
+from agentfly.resources.finish import finished
 from agentfly.resources.runners.instance.host import Host
 from agentfly.resources.spec import InProcessSpec
 
@@ -53,7 +54,8 @@ async def serving(host: Host, path: Path, admin_token: str) -> AsyncIterator[Non
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=False)
     await runner.setup()
     try:
-        await web.UnixSite(runner, str(path)).start()
+        # A cancelled start would leave a server that nobody knows.
+        await finished(web.UnixSite(runner, str(path)).start())
         yield
     finally:
         await runner.cleanup()

@@ -1,6 +1,7 @@
 """Section numbers are the guarantees of host.py; then those of instance.py and runner.py."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,9 @@ from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import CallRaised, Infra, LeaseLost, StartFailed
 from agentfly.resources.instance import InstanceClient
 from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.instance.host import Host
 from agentfly.resources.runners.instance.runner import InProcessRunner
+from agentfly.resources.runners.instance.server import serving
 from agentfly.resources.spec import InProcessSpec, PoolSpec
 from tests.unit.resources.runner_contract import RunnerContract
 from tests.unit.resources.runners import games
@@ -242,6 +245,20 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(runner, tmp_path, 
     with pytest.raises(StartFailed, match=text):
         await runner.start(spec_of(name, **fields), "game-1")
     assert list((tmp_path / "r").iterdir()) == []
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_server_whose_start_is_cancelled_leaves_no_socket(tmp_path, steps):
+    async def serve() -> None:
+        async with serving(Host(spec_of("Counter")), tmp_path / "s", "admin"):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(serve())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    gc.collect()  # a socket that nobody closed is a warning, which is an error here
 
 
 # Through the engine.
