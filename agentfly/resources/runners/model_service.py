@@ -215,6 +215,7 @@ def serve_environment(spec: ModelServiceSpec, base: Mapping[str, str]) -> dict[s
     """``base`` without what would lead the server into another Python, plus vLLM's switches."""
     environment = {k: v for k, v in base.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
     environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment["VLLM_RPC_BASE_PATH"] = "/dev/shm"  # the guard's own: a killed server leaves its sockets
     if not spec.gpus:
         # Requests with log-probabilities compile C++ on first use; without a compiler the engine dies of it.
         environment["TORCHDYNAMO_DISABLE"] = "1"

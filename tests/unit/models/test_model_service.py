@@ -98,6 +98,7 @@ def test_the_servers_python_is_not_led_astray_and_stays_offline_for_a_local_mode
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_RPC_BASE_PATH": "/dev/shm",
         "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
