@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentfly.errors import AgentflyError
 from agentfly.local.environments import agentfly_path
-from agentfly.resources.runners.guard import guarded, kill_guard
+from agentfly.resources.runners.guard import kill_guard, start_guarded
 from agentfly.roles.plan import Role
 
 STOP_S = 10.0  # to collect a killed process; it has no way to refuse
@@ -53,14 +53,13 @@ async def running(
     """
     inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *guarded(argv),
+        process = await start_guarded(
+            argv,
             env={**inherited, **env},
             cwd=cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
         )
     try:
         yield process

@@ -19,6 +19,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from agentfly.resources.finish import finished
 from agentfly.resources.runners.bubblewrap.check import find_bubblewrap
 
 __all__ = ["end_guard", "find_bubblewrap", "guarded", "kill_guard", "start_guarded", "without"]
@@ -75,12 +76,15 @@ async def start_guarded(argv: Sequence[str], **options: Any) -> asyncio.subproce
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        while not starting.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({starting})
-        if starting.exception() is None:
-            await end_guard(starting.result())
+        await finished(_end_late(starting))
         raise
+
+
+async def _end_late(starting: "asyncio.Task[asyncio.subprocess.Process]") -> None:
+    """End what a start comes to that nobody waits for any more."""
+    await asyncio.wait({starting})
+    if starting.exception() is None:
+        await end_guard(starting.result())
 
 
 async def end_guard(process: asyncio.subprocess.Process) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentfly.resources.errors import StartFailed
+from agentfly.resources.finish import finished
 from agentfly.resources.runners.bubblewrap.root import Scratch
 from agentfly.resources.runners.container import command as command_line
 from agentfly.resources.runners.container import engine as engines
@@ -35,7 +36,7 @@ from agentfly.resources.runners.sandboxd.owner_dir import OwnerDir
 from agentfly.resources.runners.sandboxd.runner import (
     DEFAULT_ENV,
     SandboxdRunner,
-    through_cancellation,
+    removed,
 )
 from agentfly.resources.spec import ContainerSpec
 
@@ -175,7 +176,7 @@ class ContainerCLIRunner(SandboxdRunner):
             self._images.forget(spec.image)  # it may have been removed
             raise StartFailed(f"image: {spec.image}: {said}", reason=said) from error
         finally:
-            await through_cancellation(container.remove())
+            await finished(removed(container.remove()))
 
     def _config(self, container: Container) -> dict[str, object]:
         spec, image = container.spec, container.image

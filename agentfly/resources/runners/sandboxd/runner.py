@@ -22,6 +22,7 @@ from typing import Any
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
+from agentfly.resources.finish import finished
 from agentfly.resources.runners.base import Member, Unclean, Vitals
 from agentfly.resources.runners.sandboxd.cgroups import Group
 from agentfly.resources.runners.sandboxd.kept_admin import KeptAdmin
@@ -224,7 +225,7 @@ class SandboxdRunner(ABC):
             await self._ready(sandbox, READY_S + spec.reset.timeout_s)
         except BaseException as error:
             reason = sandbox.last_words() or str(error) or type(error).__name__
-            await through_cancellation(_remove(sandbox))
+            await finished(removed(_remove(sandbox)))
             if isinstance(error, (OSError, SandboxUnreachable)):
                 raise StartFailed(f"member {member_id}: {reason}", reason=reason) from error
             raise
@@ -321,18 +322,9 @@ def _failed(task: "asyncio.Task[None]") -> bool:
     return task.cancelled() or task.exception() is not None
 
 
-async def through_cancellation(work: Coroutine[Any, Any, None]) -> None:
-    """Await clean-up to its end, however often the caller is cancelled meanwhile, then pass the cancel on."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except (OSError, TimeoutError):
-            break
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("a sandbox could not be removed: %s", task.exception())
-    if cancelled is not None:
-        raise cancelled
+async def removed(removal: Coroutine[Any, Any, None]) -> None:
+    """Remove a sandbox that something else went wrong with: what fails now is told, and hides no reason."""
+    try:
+        await removal
+    except (OSError, TimeoutError) as error:
+        logger.error("a sandbox could not be removed: %s", error)
