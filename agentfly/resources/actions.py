@@ -47,6 +47,9 @@ class Reason(StrEnum):
     MAX_MEMORY = "MaxMemory"
     EVICTED = "Evicted"  # a member of another image was needed in its place
     RESIZED = "Resized"  # max was lowered
+    OUTDATED = "Outdated"  # of an older spec
+    UNKNOWN = "Unknown"  # of an earlier process, and of no use to this one
+    DELETED = "Deleted"  # its pool was
 
 
 @dataclass(frozen=True, slots=True)

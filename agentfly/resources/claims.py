@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from agentfly.resources.errors import LeaseLost, SpecMismatch
 from agentfly.resources.lease import LeaseInfo
+from agentfly.resources.note import LeaseNote, check_names
 from agentfly.resources.pool import Pool
 
 DEFAULT_KEY = "default"
@@ -58,6 +59,8 @@ class Claim:
     asked_in: int  # the number of the turn in which it was
     held_since: float | None = None
     renewed: float = 0.0
+    note: str = ""  # what the member's daemon keeps of it
+    resumed: bool = False  # an earlier process gave it
     warm: bool = False  # its pool had a member for it when it was asked
     waiters: "list[asyncio.Future[LeaseInfo]]" = field(default_factory=list)
     member_id: str = ""
@@ -89,7 +92,7 @@ class Claim:
         Raises:
             SpecMismatch, LeaseLost.
         """
-        if self.pool is not ask.pool or self.ask.image != ask.image:
+        if self.pool.spec.name != ask.pool.spec.name or self.ask.image != ask.image:
             raise SpecMismatch(
                 f"owner {self.owner}: key {ask.key} stands for {self.ask}, not for {ask}",
                 hints=("use another key for the other resource, or leave the key out",),
@@ -150,7 +153,7 @@ class Claims:
     def __init__(self) -> None:
         self._names: dict[_Name, Claim] = {}
         self._leases: dict[str, Claim] = {}
-        self._tickets: dict[tuple[str, int], Claim] = {}
+        self._tickets: dict[tuple[Pool, int], Claim] = {}
         self._lost: dict[str, Claim] = {}  # by lease, the one that was lost first in front
 
     def __iter__(self) -> Iterator[Claim]:
@@ -166,31 +169,51 @@ class Claims:
 
     def of_ticket(self, pool: Pool, ticket: int) -> Claim | None:
         """The claim that the pool knows by this ticket."""
-        return self._tickets.get((pool.spec.name, ticket))
+        return self._tickets.get((pool, ticket))
 
     def open(self, ask: Ask, owner: str, attempt: int, now: float, turn: int) -> Claim:
         """A new claim, in the pool's queue.
 
         Raises:
             Saturated: the pool admits no more waiters.
-            ResourceError: it has no such image.
+            ResourceError: it has no such image, or a name is longer than a member could note.
         """
+        check_names(owner, ask.key, ask.share, ask.image)
         ticket = ask.pool.ask(ask.share, ask.image)
         lease_id, token = secrets.token_hex(8), secrets.token_hex(16)
-        claim = Claim(ask, ticket, owner, attempt, lease_id, token, now, turn)
-        self._names[_name(owner, ask)] = claim
-        self._leases[claim.lease_id] = claim
-        self._tickets[ask.pool.spec.name, ticket] = claim
-        return claim
+        return self._enter(Claim(ask, ticket, owner, attempt, lease_id, token, now, turn))
+
+    def resume(self, ask: Ask, note: LeaseNote, ticket: int, now: float) -> Claim:
+        """The claim that a lease of an earlier process was, under a name that nobody has."""
+        claim = Claim(ask, ticket, note.owner, note.attempt, note.lease_id, note.token, now, asked_in=0)
+        claim.resumed = claim.delivered = True
+        return self._enter(claim)
+
+    def reopen(self, ask: Ask, note: LeaseNote, now: float, turn: int) -> Claim:
+        """The claim that a lease of an earlier process was, in the queue for another member.
+
+        Raises:
+            Saturated: the pool admits no more waiters.
+        """
+        ticket = ask.pool.ask(ask.share, ask.image)
+        claim = Claim(ask, ticket, note.owner, note.attempt, note.lease_id, note.token, now, asked_in=turn)
+        claim.resumed = claim.delivered = True
+        return self._enter(claim)
 
     def end(self, claim: Claim) -> bool:
         """Forget a claim. False: it was forgotten before."""
         if self._leases.pop(claim.lease_id, None) is None:
             return False
         del self._names[_name(claim.owner, claim.ask)]
-        del self._tickets[claim.pool.spec.name, claim.ticket]
+        del self._tickets[claim.pool, claim.ticket]
         self._lost.pop(claim.lease_id, None)
         return True
+
+    def _enter(self, claim: Claim) -> Claim:
+        self._names[_name(claim.owner, claim.ask)] = claim
+        self._leases[claim.lease_id] = claim
+        self._tickets[claim.pool, claim.ticket] = claim
+        return claim
 
     def lose(self, claim: Claim, reason: str, now: float) -> None:
         """Mark a claim as lost, and forget those that were lost long ago."""
@@ -199,6 +222,23 @@ class Claims:
         self._lost[claim.lease_id] = claim
         while now >= (first := next(iter(self._lost.values()))).lost_at + LOST_MEMORY_S:
             self.end(first)
+
+
+def noted(claim: Claim) -> str:
+    """The claim as its member's daemon keeps it."""
+    ask, spec = claim.ask, claim.ask.pool.spec
+    note = LeaseNote(
+        lease_id=claim.lease_id,
+        pool=spec.name,
+        owner=claim.owner,
+        key=ask.key,
+        share=ask.share,
+        image=ask.image,
+        attempt=claim.attempt,
+        token=claim.token,
+        ttl_s=spec.lease_ttl_s,
+    )
+    return note.text()
 
 
 def _name(owner: str, ask: Ask) -> _Name:

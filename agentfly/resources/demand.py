@@ -42,6 +42,10 @@ class Demands:
         """Forget what the owner wanted; the pools that it concerns."""
         return [pool for pool, owners in self._wants.items() if owners.pop(owner, None) is not None]
 
+    def drop(self, pool: str) -> None:
+        """Forget what anybody wanted of a pool that is no more."""
+        self._wants.pop(pool, None)
+
     def expire(self, now: float) -> list[str]:
         """Forget what was not said again in time; the pools that it concerns."""
         concerned = []

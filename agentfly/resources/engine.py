@@ -13,9 +13,12 @@ Guarantees:
 6. ``close`` stops every member in bounded time, and raises ``Infra`` with those that did not stop.
 7. An engine belongs to no event loop: while nothing is in progress, it may be used from another one.
 8. Who waits for a pool whose decision raises is told so; its members are stopped by ``close`` all the same.
+9. A pool can be added, changed and removed at any time. A change ends no lease, a removal all of its pool.
+10. What an earlier process left is taken over by ``adopt``: a lease that lives goes on as it was.
+11. ``detach`` ends an engine and not what outlives its process: holders notice another engine, if anything.
 
-Not here: who is served and when (``pool``, ``turns``), what is done about it (``members``, ``leasing``),
-handles (``lease``).
+Not here: who is served and when (``pool``, ``turns``), what is done about it (``members``, ``leasing``), what
+is taken over (``adoption``), handles (``lease``).
 """
 
 import asyncio
@@ -36,9 +39,10 @@ from agentfly.resources.actions import (
     Start,
     Stop,
 )
+from agentfly.resources.adoption import Adoption
 from agentfly.resources.claims import DEFAULT_KEY, Ask, Entry
 from agentfly.resources.demand import Demands, counted
-from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, ResourceError
+from agentfly.resources.errors import Infra, LeaseLost, ResourceError
 from agentfly.resources.events import Events, Observer
 from agentfly.resources.finish import finished
 from agentfly.resources.lease import (
@@ -53,17 +57,19 @@ from agentfly.resources.lease import (
 )
 from agentfly.resources.leasing import Leasing
 from agentfly.resources.members import RESET_S, Members, describe
+from agentfly.resources.note import LeaseNote
 from agentfly.resources.pool import Pool
 from agentfly.resources.rates import Rates
-from agentfly.resources.report import check_room, image_of, late, lease_status, pool_status
-from agentfly.resources.runners.base import Runner
-from agentfly.resources.spec import PoolSpec, ResourceSpec, parse_spec
+from agentfly.resources.registry import Pools, deleted
+from agentfly.resources.report import check_room, image_of, late, lease_status, patience, pool_status
+from agentfly.resources.runners.base import Found, Runner
+from agentfly.resources.spec import PoolSpec, ResourceSpec
 from agentfly.resources.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 60.0  # all members stop side by side: this bounds one stop and one retry
-SPEC_POOL_MAX = 8  # members of a pool that exists only because somebody acquired by spec
+DETACH_S = 3.0  # for processes of this machine to end
 
 
 class ResourceEngine:
@@ -73,8 +79,7 @@ class ResourceEngine:
         self, runners: Sequence[Runner], pools: Sequence[PoolSpec] = (), observer: Observer | None = None
     ) -> None:
         self._runners = {runner.name: runner for runner in runners}
-        self._pools: dict[str, Pool] = {}
-        self._by_spec: dict[tuple[str, bool], Pool] = {}  # the first of each identity, shared or not
+        self._pools = Pools(self._runners)
         self._rates = Rates()
         self._events = Events()
         self._events.observe(self._rates.note)
@@ -86,6 +91,7 @@ class ResourceEngine:
             self._members, self._turns, self._demands, self._events.emit, self._holdings.drop
         )
         self._claims = self._leasing.claims
+        self._adoption = Adoption(self._pools, self._members, self._leasing, self._turns)
         self._demands_end: asyncio.TimerHandle | None = None
         self._closed = False
         if observer is not None:
@@ -96,7 +102,7 @@ class ResourceEngine:
     # Life.
 
     async def __aenter__(self) -> Self:
-        for pool in self._pools.values():
+        for pool in self._pools:
             self._turns.due(pool)
         return self
 
@@ -115,42 +121,71 @@ class ResourceEngine:
         Raises:
             ResourceError: another pool has this name, or its kind cannot run here.
         """
-        self._add(pool)
+        self._open(f"pool {pool.name}")
+        self._begin(self._pools.add(pool))
 
-    def _add(self, pool: PoolSpec, *, unnamed: bool = False) -> None:
+    def set_pool(self, pool: PoolSpec) -> None:
+        """Serve a pool from now on, or go on with it under another specification.
+
+        Under other bounds its members stay, down to its new ``max``. If its resource is another, those that
+        nobody holds are replaced, and those that are held stop when they come back.
+
+        Raises:
+            ResourceError: its type or scope is another, it is being deleted, or its kind cannot run here.
+        """
+        self._open(f"pool {pool.name}")
+        self._begin(self._pools.set(pool))
+
+    async def remove_pool(self, name: str) -> None:
+        """Delete a pool: whoever waits for it is told, its leases are lost, and its members are stopped.
+
+        Returns when they have. The name is free again then.
+
+        Raises:
+            PoolNotFound: there is no pool of this name.
+            Infra: some members could not be stopped; the message names them. They are tried again.
+        """
+        pool = self._pools.remove(name)
+        for claim in self._claims:
+            if claim.pool is pool and claim.live:
+                if claim.held_since is None:
+                    self._leasing.end(claim, deleted(name))
+                else:
+                    self._leasing.revoke(claim, f"pool {name} was deleted")
+        self._demands.drop(name)
+        self._turns.now(pool)
+        self._turns.forget(pool)
+        self._rates.forget(name)
+        if left := await self._members.gone(pool, CLOSE_S):
+            raise Infra(f"pool {name}: members {', '.join(left)}: not stopped in {CLOSE_S:g} s")
+
+    def adopt(self, found: Found) -> bool:
+        """Take over a member that an earlier process started; False if it is of no use, and is being stopped.
+
+        To be called for all that there are before anything is awaited after ``set_pool``: else others are
+        started in their places.
+        """
+        self._open(f"member {found.member.id}")
+        return self._adoption.adopt(found, _now())
+
+    def restore(self, note: LeaseNote, member_id: str, incarnation: int) -> bool:
+        """Go on with a lease of an earlier engine that no member kept; False if it is over.
+
+        Whoever calls this has made sure that a lease of this note was given on the member.
+        """
+        self._open(f"lease {note.lease_id}")
+        return self._adoption.restore(note, member_id, incarnation, _now())
+
+    def _open(self, wanted: str) -> None:
         if self._closed:
-            raise ResourceError(f"pool {pool.name}: the engine is closed")
-        if pool.name in self._pools:
-            if self._pools[pool.name].spec != pool:
-                raise ResourceError(f"pool {pool.name}: exists already with another specification")
-            return
-        wanted = pool.resource.runner
-        runner = self._runners.get(wanted)
-        reason = "there is no such runner" if runner is None else runner.check()
-        if reason is not None:
-            raise ResourceError(f"pool {pool.name}: runner {wanted} cannot work here: {reason}")
-        prefix = f"{pool.name}-{secrets.token_hex(2)}"  # names of members that an earlier process left behind
-        added = self._pools[pool.name] = Pool(pool, prefix=prefix, unnamed=unnamed)
-        self._by_spec.setdefault((pool.resource.identity(), pool.shared), added)
+            raise ResourceError(f"{wanted}: the engine is closed")
+
+    def _begin(self, pool: Pool) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return  # its first members are started when the engine is entered
-        self._turns.due(added)
-
-    def resize_pool(self, pool: PoolSpec) -> None:
-        """Go on with a pool under other bounds; its members stay, down to its new ``max``.
-
-        Raises:
-            PoolNotFound: there is no pool of this name.
-            ResourceError: it has other members, or another scope.
-        """
-        known = self._named(pool.name)
-        try:
-            known.resize(pool)
-        except ValueError as error:
-            raise ResourceError(f"pool {pool.name}: {error}") from error
-        self._turns.due(known)
+        self._turns.due(pool)
 
     def unquarantine(self, pool: str, member_id: str) -> None:
         """Nobody needs to look at this member any more: stop it.
@@ -159,7 +194,7 @@ class ResourceEngine:
             PoolNotFound: there is no pool of this name.
             ResourceError: the member is not in quarantine.
         """
-        known = self._named(pool)
+        known = self._pools.named(pool)
         if not known.unquarantine(member_id):
             kept = ", ".join(known.quarantined()) or "none"
             raise ResourceError(
@@ -174,11 +209,11 @@ class ResourceEngine:
             Infra: some members could not be stopped; the message names them.
         """
         self._closed = True
-        for pool in self._pools.values():
+        for pool in self._pools:
             pool.close()
         for claim in self._claims:
             self._leasing.end(claim, ResourceError(f"pool {claim.pool.spec.name}: the engine was closed"))
-        for pool in self._pools.values():
+        for pool in self._pools:
             self._turns.now(pool)
         await finished(self._close())
 
@@ -190,6 +225,26 @@ class ResourceEngine:
             self._demands_end.cancel()
         if left:
             raise Infra(f"members {', '.join(left)}: not stopped in {CLOSE_S:g} s")
+
+    async def detach(self) -> None:
+        """End, and leave members that outlive this process to the next one, with their leases.
+
+        Whoever waits gets ``Infra``. Starts and resets are cut off, and members that no runner could find
+        again are stopped, all within ``DETACH_S``. May be called again, and after ``close``.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._turns.stop()
+        for claim in self._claims:
+            claim.fail(Infra(f"pool {claim.pool.spec.name}: its engine ends, and another one may follow"))
+        if self._demands_end is not None:
+            self._demands_end.cancel()
+        await finished(self._detach())
+
+    async def _detach(self) -> None:
+        await self._holdings.close()
+        await self._members.detach(DETACH_S)
 
     # What holders ask for.
 
@@ -227,7 +282,7 @@ class ResourceEngine:
         try:
             for ask in asks:
                 entries.append(self._enter(ask, owner, attempt))
-            await self._settle(entries, deadline)
+            await self._settle(entries, patience(asks, deadline))
             for entry in entries:
                 entry.claim.delivered = True
             return [entry.future.result() for entry in entries]
@@ -246,7 +301,7 @@ class ResourceEngine:
 
     async def demand(self, pool: str, wanted: Mapping[str, int] | Sequence[str], owner: str) -> None:
         """Say what the owner will need of a pool; see ``Resources.demand``."""
-        known = self._named(pool)
+        known = self._pools.named(pool)
         counts: dict[str, int] = {}
         for name, count in counted(pool, wanted).items():
             image = image_of(known, name)
@@ -259,7 +314,7 @@ class ResourceEngine:
             raise
 
     def _demanded(self, pools: Iterable[str]) -> None:
-        for pool in [self._pools[name] for name in pools]:
+        for pool in [self._pools.named(name) for name in pools]:
             pool.demand(self._demands.total(pool.spec.name))
             self._turns.due(pool)
         if self._demands_end is not None:
@@ -282,6 +337,7 @@ class ResourceEngine:
     async def heartbeat(self, lease_ids: Sequence[str]) -> dict[str, bool]:
         """Renew leases; False for each that is lost. A member that does not answer has until its TTL.
 
+        Of a lease that is not known nothing is said while members of an earlier process are not heard of yet.
         Answers within a third of the shortest TTL asked for, so that no slow member delays the others' next.
         """
         claims = {lease_id: self._claims.of_lease(lease_id) for lease_id in lease_ids}
@@ -289,7 +345,12 @@ class ResourceEngine:
         if renewals:
             shortest = min(claim.pool.spec.lease_ttl_s for claim in claims.values() if claim)
             await asyncio.wait(renewals, timeout=shortest / BEATS_PER_TTL)  # the rest goes on by itself
-        return {lease_id: claim is not None and claim.live for lease_id, claim in claims.items()}
+        unsure = self._members.unknown
+        return {
+            lease_id: claim is not None and claim.live
+            for lease_id, claim in claims.items()
+            if claim is not None or not unsure
+        }
 
     async def reset(self, lease_id: str) -> LeaseInfo:
         """The lease with a pristine member: its own, reset, or else another."""
@@ -316,7 +377,8 @@ class ResourceEngine:
 
     def pool_status(self) -> dict[str, PoolStatus]:
         """As ``status``, for callers that cannot wait."""
-        return {name: pool_status(pool, self._rates) for name, pool in self._pools.items()}
+        now = _now()
+        return {pool.spec.name: pool_status(pool, self._claims, self._rates, now) for pool in self._pools}
 
     def leases(self) -> list[LeaseStatus]:
         """What is held now."""
@@ -330,29 +392,13 @@ class ResourceEngine:
             raise ResourceError("resource engine: is closed")
         wanted = request.pool_or_spec
         shared = request.scope == "global"
-        pool = self._named(wanted) if isinstance(wanted, str) else self._pool_of(wanted, shared)
+        pool = self._pools.named(wanted) if isinstance(wanted, str) else self._pools.of_spec(wanted, shared)
         if shared and not pool.shared:
             raise ResourceError(
                 f"pool {pool.spec.name}: is not shared, as scope global needs: a member has one holder",
                 hints=('use scope="rollout"', "or set spec.scope of the pool to Global"),
             )
         return Ask(pool, request.key, request.share, image_of(pool, request.image))
-
-    def _named(self, name: str) -> Pool:
-        if (pool := self._pools.get(name)) is None:
-            known = ", ".join(sorted(self._pools)) or "none"
-            raise PoolNotFound(f"pool {name}: does not exist", hints=(f"pools that do: {known}",))
-        return pool
-
-    def _pool_of(self, spec: ResourceSpec, shared: bool) -> Pool:
-        identity = spec.identity()
-        if (known := self._by_spec.get((identity, shared))) is not None:
-            return known
-        name = f"{'shared' if shared else 'spec'}-{identity}"
-        resource = parse_spec(spec.model_dump())
-        most = 1 if shared else SPEC_POOL_MAX
-        self._add(PoolSpec(name=name, resource=resource, max=most, shared=shared), unnamed=True)
-        return self._pools[name]
 
     def _enter(self, ask: Ask, owner: str, attempt: int) -> Entry:
         claim = self._claims.find(owner, ask)

@@ -22,6 +22,7 @@ class EventKind(StrEnum):
     """What happened. API: dashboards may rely on its members."""
 
     MEMBER_STARTED = "MemberStarted"
+    MEMBER_ADOPTED = "MemberAdopted"
     START_FAILED = "StartFailed"
     MEMBER_RESET = "MemberReset"
     RESET_FAILED = "ResetFailed"
@@ -39,6 +40,7 @@ class LeaseEnd(StrEnum):
 
     NO_HEARTBEAT = "NoHeartbeat"
     MEMBER_LOST = "MemberLost"
+    POOL_DELETED = "PoolDeleted"
 
 
 TROUBLE = frozenset(

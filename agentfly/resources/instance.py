@@ -17,10 +17,11 @@ DEADLINE_S = 600.0  # beyond any sensible callTimeoutSeconds, whose own answer s
 
 
 class InstanceClient:
-    """The object of a lease. ``address`` is ``unix:///path``, ``token`` that of the lease."""
+    """The object of a lease. ``address`` is ``unix:///path`` or a URL, ``token`` that of the lease."""
 
     def __init__(self, address: str, token: str) -> None:
         self._address, self._token = address, token
+        self._base = "http://instance" if address.startswith("unix://") else address
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -36,14 +37,18 @@ class InstanceClient:
     async def request(self, method: str, path: str, body: Any = None, *, within: float) -> Any:
         """One request to the instance's server, its errors as ours."""
         if self._session is None:
-            connector = aiohttp.UnixConnector(self._address.removeprefix("unix://"))
+            connector = (
+                aiohttp.UnixConnector(self._address.removeprefix("unix://"))
+                if self._address.startswith("unix://")
+                else aiohttp.TCPConnector()
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector, headers={"Authorization": f"Bearer {self._token}"}
             )
         try:
             timeout = aiohttp.ClientTimeout(total=within)
             async with self._session.request(
-                method, f"http://instance{path}", json=body, timeout=timeout
+                method, self._base + path, json=body, timeout=timeout
             ) as response:
                 received = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -56,13 +56,37 @@ class LeaseInfo(BaseModel):
     ttl_s: float
 
 
-class PoolStatus(BaseModel):
-    """Counts of one pool at one moment. ``starts``, ``resets`` and ``failures`` only grow.
+class ShareStatus(BaseModel):
+    """How many of one share wait, and how many members it holds."""
 
-    ``ready`` counts free members, ``reason`` is a constant of ``actions.Reason``, ``message`` is for people.
-    ``quarantined`` says of each member that is kept for a look what its check found. ``hit_ratio`` is the
-    fraction of the last grants for which a member was free at once, ``acquire_p99_s`` their 99th percentile
-    in seconds; None before the first grant. ``kind`` is that of the pool's resource.
+    model_config = ConfigDict(frozen=True)
+
+    pending: int
+    leased: int
+
+
+class PoolStatus(BaseModel):
+    """Counts of one pool at one moment. ``kind`` is that of the pool's resource.
+
+    Members: ``ready`` counts free ones, of whatever spec, ``outdated`` those of an older spec in any state.
+    ``images`` says how many there are of each image, where acquires name theirs; ``quarantined`` what the
+    check of each member found that is kept for a look. ``short_s`` is for how long fewer than ``buffer`` have
+    been free; None while they are not.
+
+    Waiters: ``oldest_wait_s`` is the age of the oldest, 0 if there is none. ``by_share`` has the largest
+    shares, ``saturated`` says that the next asker is refused.
+
+    Starts: ``breaker`` is ``open`` while an image failed so often in a row that it is left alone for longer
+    and longer; the next start that was put off comes in ``retry_in_s``, None if none is. ``failing`` says of
+    each image what its last start failed of.
+
+    Rates are of the last acquires and resets, None before the first: ``hit_ratio`` is the fraction of grants
+    for which a member was free at once, ``acquire_p99_s`` their 99th percentile in seconds, ``clean_ratio``
+    the fraction of resets that were verified. ``starts``, ``resets``, ``failures``, ``acquires``,
+    ``acquires_warm``, ``resets_clean`` and ``resets_dirty`` only grow. ``reset_method`` is that of the member
+    that started last, "" where nobody chose one, ``reset_reason`` why it is not a better one.
+
+    ``reason`` is a constant of ``actions.Reason``, ``message`` is for people.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -76,6 +100,7 @@ class PoolStatus(BaseModel):
     resetting: int
     stopping: int
     quarantined: dict[str, str]
+    outdated: int = 0
     queued: int
     starts: int
     resets: int
@@ -84,6 +109,21 @@ class PoolStatus(BaseModel):
     message: str = ""
     hit_ratio: float | None = None
     acquire_p99_s: float | None = None
+    acquires: int = 0
+    acquires_warm: int = 0
+    oldest_wait_s: float = 0.0
+    by_share: dict[str, ShareStatus] = {}
+    saturated: bool = False
+    images: dict[str, int] = {}
+    short_s: float | None = None
+    breaker: Literal["closed", "open"] = "closed"
+    retry_in_s: float | None = None
+    failing: dict[str, str] = {}
+    resets_clean: int = 0
+    resets_dirty: int = 0
+    clean_ratio: float | None = None
+    reset_method: str = ""
+    reset_reason: str = ""
 
 
 class LeaseStatus(BaseModel):

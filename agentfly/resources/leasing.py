@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentfly.resources.actions import Reason
-from agentfly.resources.claims import Ask, Claim, Claims
+from agentfly.resources.claims import Ask, Claim, Claims, noted
 from agentfly.resources.demand import Demands
 from agentfly.resources.errors import LeaseLost, ResourceError
 from agentfly.resources.events import Event, EventKind, LeaseEnd
 from agentfly.resources.lease import LeaseInfo
 from agentfly.resources.members import Members, describe
+from agentfly.resources.note import LeaseNote
 from agentfly.resources.pool import Pool
 from agentfly.resources.report import start_failed
 from agentfly.resources.runners.base import Member
@@ -77,17 +78,35 @@ class Leasing:
         claim = self.claims.of_ticket(pool, ticket)
         if claim is None:
             return
+        gone = self._members.is_lost(claim.member_id)
+        self._lose(claim, why, LeaseEnd.MEMBER_LOST if gone else LeaseEnd.NO_HEARTBEAT)
+
+    def _lose(self, claim: Claim, why: str, reason: LeaseEnd) -> None:
         now = _now()
         self.claims.lose(claim, why, now)
         claim.fail(claim.lost_error())
-        gone = self._members.is_lost(claim.member_id)
         self._tell(
             EventKind.LEASE_LOST,
             claim,
-            reason=LeaseEnd.MEMBER_LOST if gone else LeaseEnd.NO_HEARTBEAT,
+            reason=reason,
             detail=why,
             seconds=None if claim.held_since is None else now - claim.held_since,
         )
+
+    def revoke(self, claim: Claim, why: str) -> None:
+        """The pool of a held claim takes it back."""
+        claim.pool.withdraw(claim.ticket, _now())
+        self._drop(claim.lease_id)
+        self._lose(claim, why, LeaseEnd.POOL_DELETED)
+
+    def resume(
+        self, ask: Ask, note: LeaseNote, text: str, ticket: int, member: Member, now: float, left: float
+    ) -> None:
+        """A lease of an earlier process goes on for ``left`` seconds, unless it is renewed."""
+        claim = self.claims.resume(ask, note, ticket, now)
+        claim.member_id, claim.note, claim.held_since = member.id, text, now
+        claim.renewed = now + left - ask.pool.spec.lease_ttl_s
+        claim.info = self._info(claim, member, claim.token)
 
     def failed(self, asks: Iterable[Ask], owner: str, error: BaseException, seconds: float) -> None:
         """An acquire ended without these; told once for each pool."""
@@ -106,7 +125,8 @@ class Leasing:
     def renewal(self, claim: Claim) -> "asyncio.Task[None] | None":
         """Begin to renew a lease; None if its member is with nobody now, and is asked nothing."""
         if claim.info is not None and claim.live:
-            return self._members.call(claim.member_id, self._renew(claim, claim.member_id, claim.token))
+            renewal = self._renew(claim, claim.member_id, claim.token, claim.note)
+            return self._members.call(claim.member_id, renewal)
         # Its member is on its way, or on its way back from a reset.
         claim.renewed = _now()
         claim.pool.renewed(claim.ticket, claim.renewed)
@@ -114,20 +134,28 @@ class Leasing:
 
     async def _hand_over(self, claim: Claim, member_id: str) -> None:
         began = _now()
-        token = claim.token
+        token, note = claim.token, noted(claim)
         try:
-            await self._members.lease(member_id, claim.owner, claim.attempt, token)
+            await self._members.lease(member_id, claim.owner, claim.attempt, token, note)
         except Exception as error:
             self._members.lost(member_id, f"it took no lease: {describe(error)}")
         else:
             if claim.pool.leased(claim.ticket, began):
-                claim.renewed = began
+                claim.renewed, claim.note = began, note
                 self._granted(claim, self._members.member(member_id), token)
         self._turns.due(claim.pool)
 
     def _granted(self, claim: Claim, member: Member, token: str) -> None:
+        claim.info = self._info(claim, member, token)
+        claim.serve()
+        if claim.held_since is None:  # else its member was reset for the same holder
+            claim.held_since = _now()
+            waited = claim.held_since - claim.opened
+            self._tell(EventKind.LEASE_GRANTED, claim, seconds=waited, warm=claim.warm)
+
+    def _info(self, claim: Claim, member: Member, token: str) -> LeaseInfo:
         claim.incarnation = member.incarnation
-        claim.info = LeaseInfo(
+        return LeaseInfo(
             lease_id=claim.lease_id,
             pool=claim.pool.spec.name,
             owner=claim.owner,
@@ -141,16 +169,11 @@ class Leasing:
             token=token,
             ttl_s=claim.pool.spec.lease_ttl_s,
         )
-        claim.serve()
-        if claim.held_since is None:  # else its member was reset for the same holder
-            claim.held_since = _now()
-            waited = claim.held_since - claim.opened
-            self._tell(EventKind.LEASE_GRANTED, claim, seconds=waited, warm=claim.warm)
 
-    async def _renew(self, claim: Claim, member_id: str, token: str) -> None:
+    async def _renew(self, claim: Claim, member_id: str, token: str, note: str) -> None:
         began = _now()
         try:
-            await self._members.lease(member_id, claim.owner, claim.attempt, token)
+            await self._members.lease(member_id, claim.owner, claim.attempt, token, note)
         except LeaseLost as error:
             if token == claim.token:  # else its reset has begun, which finds out what the member is
                 self._gone(claim, member_id, describe(error))

@@ -9,7 +9,8 @@ Guarantees:
    stopped.
 4. A stop that fails is tried again until it succeeds; until then the member counts. ``close`` stops also
    what nobody asked it to stop.
-5. Each start, reset, loss and end of a member is an event, with its seconds.
+5. ``detach`` cuts off what is done to members that outlive this process, and leaves them as they are.
+6. Each start, reset, loss and end of a member is an event, with its seconds.
 
 Not here: which member is started, reset or stopped, and why (``pool``); who holds it (``leasing``).
 """
@@ -26,7 +27,7 @@ from agentfly.resources.actions import Reason
 from agentfly.resources.errors import Infra, StartFailed
 from agentfly.resources.events import Event, EventKind
 from agentfly.resources.pool import Pool
-from agentfly.resources.runners.base import Member, Runner, Vitals
+from agentfly.resources.runners.base import Finder, Found, Member, Runner, Vitals
 from agentfly.resources.spec import ResourceSpec
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class _Slot:
     work: "asyncio.Task[None] | None" = None  # its start or its reset
     calls: "set[asyncio.Task[None]]" = field(default_factory=set)
     stopping: bool = False
+    end: "asyncio.Task[None] | None" = None  # its stop
 
     def started(self) -> Member:
         """The member of a slot that has one."""
@@ -67,6 +69,8 @@ class Members:
         self._due = due
         self._emit = emit
         self._slots: dict[str, _Slot] = {}
+        self._strays: set[str] = set()  # of an earlier process, of no use and being stopped
+        self._unknown: set[str] = set()  # of an earlier process, which do not answer yet
         self._tasks: set[asyncio.Task[None]] = set()
 
     def member(self, member_id: str) -> Member:
@@ -81,6 +85,40 @@ class Members:
         slot = self._slots[member_id] = _Slot(member_id, pool, runner, spec, _now())
         slot.work = self._spawn(self._start(slot), f"start {member_id}")
 
+    def knows(self, member_id: str) -> bool:
+        """True of a member that is one of these, or is being stopped."""
+        return member_id in self._slots or member_id in self._strays
+
+    def adopt(self, pool: Pool, runner: Runner, member: Member) -> None:
+        """A member that was started before is one of these from now on."""
+        slot = self._slots[member.id] = _Slot(member.id, pool, runner, member.spec, _now(), member)
+        pool.reset_method, pool.reset_reason = member.reset_method, member.reset_reason
+        self._tell(EventKind.MEMBER_ADOPTED, slot)
+
+    def resume(self, pool: Pool, runner: Runner, found: Found, adopt: Callable[[Found], None]) -> None:
+        """Wait until a member that was started before says how it is, and have it adopted then."""
+        member = found.member
+        slot = self._slots[member.id] = _Slot(member.id, pool, runner, member.spec, _now(), member)
+        self._unknown.add(member.id)
+        slot.work = self._spawn(self._resume(slot, found, adopt), f"resume {member.id}")
+
+    @property
+    def unknown(self) -> bool:
+        """Whether somebody may hold a member of which nothing is known yet."""
+        return bool(self._unknown)
+
+    def discard(self, pool: str, runner: Runner, member: Member, why: str) -> None:
+        """Stop a member that was started before and is of no use."""
+        self._strays.add(member.id)
+        self._spawn(self._discard(pool, runner, member, why), f"stop {member.id}")
+
+    async def gone(self, pool: Pool, within: float) -> list[str]:
+        """Wait until nothing is left of a closed pool's members; those of which something is."""
+        ends = {slot.end for slot in self._slots.values() if slot.pool is pool and slot.end is not None}
+        if ends:
+            await asyncio.wait(ends, timeout=within)
+        return sorted(slot.id for slot in self._slots.values() if slot.pool is pool)
+
     def reset(self, member_id: str) -> None:
         """Begin the reset of a member."""
         slot = self._slots[member_id]
@@ -90,7 +128,7 @@ class Members:
         """Begin the end of a member, whatever is being done to it."""
         slot = self._slots[member_id]
         slot.stopping = True
-        self._spawn(self._stop(slot, reason), f"stop {member_id}")
+        slot.end = self._spawn(self._stop(slot, reason), f"stop {member_id}")
 
     def quarantine(self, member_id: str, why: str) -> None:
         """Leave a member as it is, for a look."""
@@ -120,11 +158,12 @@ class Members:
         task.add_done_callback(slot.calls.discard)
         return task
 
-    async def lease(self, member_id: str, owner: str, attempt: int, token: str) -> None:
+    async def lease(self, member_id: str, owner: str, attempt: int, token: str, note: str) -> None:
         """Lease a member, or renew its lease, for the TTL of its pool."""
         slot = self._slots[member_id]
+        ttl_s = slot.pool.spec.lease_ttl_s
         async with _bounded(CALL_S):
-            await slot.runner.lease(slot.started(), owner, attempt, token, slot.pool.spec.lease_ttl_s)
+            await slot.runner.lease(slot.started(), owner, attempt, token, ttl_s, note)
 
     async def vitals(self, member_id: str) -> Vitals:
         """What the runner's probe says; no answer in time is not a death."""
@@ -151,7 +190,23 @@ class Members:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CALL_S)
-        return sorted(self._slots)
+        return sorted([*self._slots, *self._strays])
+
+    async def detach(self, within: float) -> None:
+        """End all tasks. Members of a ``Finder`` stay for whoever finds them; others are stopped."""
+        lasting = {slot.id for slot in self._slots.values() if isinstance(slot.runner, Finder)}
+        before = set(self._tasks)
+        for runner in {slot.runner for slot in self._slots.values()}:
+            if isinstance(runner, Finder):
+                runner.leave()
+        for slot in list(self._slots.values()):
+            if slot.id not in lasting and not slot.stopping:
+                self.stop(slot.id, Reason.CLOSED)
+        ends = {slot.end for slot in self._slots.values() if slot.end is not None and slot.id not in lasting}
+        for task in before - ends:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work, name=f"agentfly {name}")
@@ -170,8 +225,33 @@ class Members:
                 del self._slots[slot.id]
                 self._tell(EventKind.START_FAILED, slot, detail=reason, seconds=_now() - slot.began)
         else:
+            member = slot.member
+            slot.pool.reset_method, slot.pool.reset_reason = member.reset_method, member.reset_reason
             if slot.pool.started(slot.id, _now()):  # else it is being stopped, and that waits for this to end
                 self._tell(EventKind.MEMBER_STARTED, slot, seconds=_now() - slot.began)
+        self._due(slot.pool)
+
+    async def _resume(self, slot: _Slot, found: Found, adopt: Callable[[Found], None]) -> None:
+        reason, later = "", None
+        try:
+            async with _bounded(START_S):
+                assert isinstance(slot.runner, Finder), "a member that nobody can have found"
+                later = await slot.runner.resume(found, slot.pool.spec.lease_ttl_s)
+        except Exception as error:
+            reason = error.reason if isinstance(error, StartFailed) else describe(error)
+        finally:
+            self._unknown.discard(slot.id)
+        if later is not None:
+            slot.member = later.member
+        if slot.stopping:
+            return  # whoever stops it waits for this to end
+        del self._slots[slot.id]
+        if later is not None:
+            slot.pool.known(slot.id)
+            adopt(later)
+        elif slot.pool.start_failed(slot.id, reason, _now()):
+            self._tell(EventKind.START_FAILED, slot, detail=reason, seconds=_now() - slot.began)
+            self.discard(slot.pool.spec.name, slot.runner, found.member, reason)
         self._due(slot.pool)
 
     async def _reset(self, slot: _Slot) -> None:
@@ -201,20 +281,23 @@ class Members:
             slot.work.cancel()
             await asyncio.wait({slot.work}, timeout=STOP_S)
         await self._quiet(slot)
-        pause, longest = STOP_RETRY_S
-        while slot.member is not None:
-            try:
-                async with _bounded(STOP_S):
-                    await slot.runner.stop(slot.member)
-                break
-            except Exception as error:
-                logger.error("member %s: stop failed, next try in %g s: %s", slot.id, pause, describe(error))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+        if slot.member is not None:
+            await _stopped(slot.runner, slot.member)
         del self._slots[slot.id]
         slot.pool.stopped(slot.id)
         self._tell(EventKind.MEMBER_STOPPED, slot, reason=reason, seconds=_now() - slot.began)
         self._due(slot.pool)
+
+    async def _discard(self, pool: str, runner: Runner, member: Member, why: str) -> None:
+        began = _now()
+        await _stopped(runner, member)
+        self._strays.discard(member.id)
+        seconds, reason = _now() - began, Reason.UNKNOWN
+        self._emit(
+            Event(
+                EventKind.MEMBER_STOPPED, pool, member=member.id, reason=reason, detail=why, seconds=seconds
+            )
+        )
 
     async def _probe(self, slot: _Slot) -> None:
         vitals = await self.vitals(slot.id)
@@ -242,6 +325,20 @@ class Members:
     async def _quiet(self, slot: _Slot) -> None:
         while slot.calls:
             await asyncio.wait(set(slot.calls), timeout=CALL_S)
+
+
+async def _stopped(runner: Runner, member: Member) -> None:
+    """Stop a member, however often that has to be tried."""
+    pause, longest = STOP_RETRY_S
+    while True:
+        try:
+            async with _bounded(STOP_S):
+                await runner.stop(member)
+            return
+        except Exception as error:
+            logger.error("member %s: stop failed, next try in %g s: %s", member.id, pause, describe(error))
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
 
 
 @asynccontextmanager

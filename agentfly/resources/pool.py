@@ -1,8 +1,8 @@
 """The policy of one pool, as a state machine without I/O: events in, one ``decide(now)`` out.
 
 Guarantees:
-1. Members that exist in any state together never number more than ``max``. Where ``max`` was lowered,
-   nothing is started before they are fewer, and those that nobody holds go.
+1. Nothing is started where members in any state together number ``max``. Where there are more, because it
+   was lowered or they were adopted, those that nobody holds go.
 2. Waiters of a share are served in the order in which they asked, except that one whose image has no member
    is passed by few. One whose member dies before the hand-over, or whose own reset fails, is again where its
    first asking put it. Shares are served by their weights; reserved members are for their share alone.
@@ -30,6 +30,14 @@ Guarantees:
 14. Up to ``quarantine`` members that a reset did not verify are kept as they are, until a waiter could be
     served in no other way.
 15. What a decision costs does not grow with the members and waiters that it is not about.
+16. Where the resource has changed, members of the old one are outdated. Starts of them are cut short. Those
+    that are held stop when they come back; free ones when nobody needs them any more: what keeps ``min``,
+    ``buffer`` and the window goes when its replacement has come, and gives its place to it only where ``max``
+    leaves no other, a part of all at a time. Until then they serve whom nothing newer can serve at once.
+17. Free members are of at most ``max_resident_images`` images (outdated ones aside): the pool's own where it
+    is kept, then the window in its order, then those used last. No waiter waits for it.
+18. A member of an earlier process that is adopted counts like any other, also where that makes more than
+    ``max``. Its lease goes on for what was left of it; if it is not clean, it is reset before anybody has it.
 
 Not here: the clock, tasks, and who the owner of a ticket is (``engine``).
 """
@@ -43,7 +51,7 @@ from agentfly.resources.rules import PoolRules
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 
 RETRY_AFTER_S = (1.0, 60.0)  # bounds of what a refused asker is told to wait
-FIXED_FIELDS = ("name", "resource", "shared", "per_image")
+FIXED_FIELDS = ("name", "shared", "per_image")
 
 
 class Pool(PoolRules):
@@ -199,19 +207,82 @@ class Pool(PoolRules):
             counts[image] = counts.get(image, 0) + count
         self._wanted = counts
 
-    def resize(self, spec: PoolSpec) -> None:
-        """Go on under another specification of the same members.
+    def change(self, spec: PoolSpec) -> None:
+        """Go on under another specification. If its resource is another, all members there are are outdated.
 
         Raises:
-            ValueError: name, resource, shared or per_image differ; the message names the field.
+            ValueError: name, kind, shared or per_image differ; the message names the field.
         """
         for name in FIXED_FIELDS:
             if getattr(spec, name) != getattr(self.spec, name):
                 raise ValueError(f"{name}: of pool {self.spec.name} cannot change while it runs")
-        self.spec = spec
+        if spec.resource.kind != self.spec.resource.kind:
+            raise ValueError(f"kind: of pool {self.spec.name} cannot change while it runs")
+        self.spec, before = spec, self.revision
+        self.revision = spec.resource.identity()
+        if self.revision != before:
+            self._growth.forget()  # what failed was another spec
         self._shares.weights, self._shares.reserved = spec.weights, spec.reserved
         for member in self._roster.members.values():
+            member.outdated = member.revision != self.revision
             self._changed(member)
+
+    def adopt(
+        self, member_id: str, image: str, now: float, *, clean: bool, leases: int, revision: str
+    ) -> bool:
+        """A member of an earlier process lives on here: free if ``clean``, else to be reset or ``resumed``.
+
+        ``leases`` is how many it had, ``revision`` the identity of its spec with the pool's own image.
+        False: there is a member of this name.
+        """
+        if member_id in self._roster.members:
+            return False
+        state = State.FREE if clean else State.LEASED
+        member = MemberRecord(member_id, image, begun=now, cause=None, state=state, revision=revision)
+        member.outdated = revision != self.revision
+        member.since = member.born = member.probed = now
+        member.leases = leases
+        self._changed(member)
+        return True
+
+    def expect(self, member_id: str, image: str, now: float, *, revision: str) -> bool:
+        """A member of an earlier process starts, or is silent: it counts as starting until it is ``known``.
+
+        False: there is a member of this name.
+        """
+        if member_id in self._roster.members:
+            return False
+        # It is nobody's to cut short, whatever its spec: somebody may hold it.
+        self._file(MemberRecord(member_id, image, begun=now, cause=None, since=now, revision=revision))
+        return True
+
+    def known(self, member_id: str) -> bool:
+        """A member that was expected says how it is: it is to be adopted as that."""
+        member = self._roster.get(member_id, State.STARTING)
+        if member is None:
+            return False
+        self._start_over(member)
+        self._roster.remove(member)
+        return True
+
+    def takes_back(self, member_id: str) -> bool:
+        """Whether a holder from before may have this member on: it lives, and nobody else has it alone."""
+        member = self._roster.get(member_id, State.FREE, State.LEASED)
+        return member is not None and member.condemned is None and (self.shared or not member.holders)
+
+    def resumed(self, member_id: str, share: str, now: float, ttl_left_s: float) -> int:
+        """An adopted member has a holder since before, whose lease ends in ``ttl_left_s``: its ticket."""
+        member = self._roster.members[member_id]
+        member.state = State.LEASED
+        self._asked += 1
+        ticket = self._tickets[self._asked] = TicketRecord(self._asked, share, member.image)
+        self._shares.enter(ticket)
+        self._shares.hold(ticket, now)
+        ticket.phase, ticket.member, ticket.since = Phase.HELD, member_id, now
+        member.holders.add(ticket.number)
+        self._expires(ticket, now + ttl_left_s)
+        self._file(member)
+        return ticket.number
 
     def close(self) -> None:
         """From now on everything is stopped and nobody is served."""
@@ -221,7 +292,12 @@ class Pool(PoolRules):
 
     def decide(self, now: float) -> list[Action]:
         """What is to be done, as of ``now``. The pool takes it as begun."""
-        return list(self._stop_all(now) if self.closed else self._act(now))
+        actions = list(self._stop_all(now) if self.closed else self._act(now))
+        if self.count(State.FREE) >= self.spec.buffer:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        return actions
 
     def wake_at(self, now: float) -> float | None:
         """When, after ``now``, ``decide`` may have something to do though nothing happened."""

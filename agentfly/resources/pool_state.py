@@ -7,6 +7,8 @@ Guarantees:
 Not here: what changes the records, and what follows from the readings (``rules``, ``pool``).
 """
 
+from collections.abc import Iterator
+
 from agentfly.resources.actions import Action, Phase, Reason, State
 from agentfly.resources.alarms import Alarms
 from agentfly.resources.growth import Failures, Growth
@@ -30,6 +32,8 @@ class PoolState:
         self.shared = spec.shared
         self.starts = self.resets = self.failures = 0
         self.last_failure = ""
+        self.revision = spec.resource.identity()
+        self.reset_method = self.reset_reason = ""  # of the member that started last
         self.closed = False
         self._prefix = prefix or spec.name
         self._unnamed = unnamed
@@ -46,6 +50,7 @@ class PoolState:
         self._lives: Alarms[str] = Alarms()
         self._idles: Alarms[str] = Alarms()
         self._probes: Alarms[str] = Alarms()
+        self._short_since: float | None = None  # since when fewer are free than ``buffer``
         self._asked = 0
         self._mean_hold = 0.0
 
@@ -66,9 +71,40 @@ class PoolState:
         return sum(len(self._roster.state(state)) for state in states)
 
     @property
+    def outdated(self) -> int:
+        """How many members are of an older spec."""
+        return sum(m.outdated for m in self._roster.members.values() if m.state is not State.STOPPING)
+
+    @property
     def queued(self) -> int:
         """How many tickets wait."""
         return len(self._shares.waiting)
+
+    def waiting(self) -> Iterator[int]:
+        """The tickets that wait, in the order of asking."""
+        return iter(self._shares.waiting)
+
+    def shares(self) -> dict[str, tuple[int, int]]:
+        """Of each share that has any: how many wait, and how many hold a member."""
+        return {name: (len(s.waiting), len(s.held)) for name, s in self._shares.shares.items()}
+
+    def images(self) -> dict[str, int]:
+        """How many members there are of each image, "" for the pool's own."""
+        return self._roster.images()
+
+    def short_s(self, now: float) -> float | None:
+        """For how long fewer than ``buffer`` have been free; None while they are not."""
+        return None if self._short_since is None else now - self._short_since
+
+    def broken(self) -> tuple[bool, dict[str, str]]:
+        """Whether starts are left alone for long, and what the last start of each failing image failed of."""
+        failures = self._growth.failures
+        return self._growth.open(), {image: known.reason for image, known in failures.items()}
+
+    def retry_in_s(self, now: float) -> float | None:
+        """When the first start that is put off may be tried, in seconds; None if none is."""
+        when = self._growth.retry_at(now)
+        return None if when is None else when - now
 
     def ahead(self, number: int) -> int:
         """How many tickets wait that asked before this one."""
@@ -105,6 +141,19 @@ class PoolState:
     def _present(self) -> int:
         return len(self._roster) - self.count(State.STOPPING, State.QUARANTINED)
 
+    def _lasting(self) -> int:
+        """How many members there are without the free ones that are outdated."""
+        return self._present() - self._roster.outdated()
+
+    def _stopgap(self) -> MemberRecord | None:
+        """Of a shared pool without a member of its spec: who serves until there is one.
+
+        None where there is no place for that one: it comes when the holders of the others have left.
+        """
+        old = None if self._roster.living() else self._roster.least_loaded_old()
+        full = len(self._roster) >= self.max and not self._roster.coming()
+        return None if old is None or (full and old[0]) else old[1]
+
     def _lease_s(self) -> float:
         return self._mean_hold or FIRST_HOLD_S
 
@@ -114,14 +163,14 @@ class PoolState:
         if len(waiting) < self.spec.max_pending:
             return True
         if self.shared:
-            return self._roster.living() > 0
+            return self._roster.living() > 0 or self._stopgap() is not None
         mine = self._shares.shares.get(share)
         if self._shares.room(self.max).reserved.get(share, 0) > (len(mine.waiting) if mine else 0):
             return True
         wanted: dict[str, int] = {image: 1}
         for ticket in waiting.values():
             wanted[ticket.image] = wanted.get(ticket.image, 0) + 1
-        served = sum(min(count, len(self._roster.free(name))) for name, count in wanted.items())
+        served = sum(min(count, self._roster.grantable(name)) for name, count in wanted.items())
         served = min(served, self._shares.eligible(self.max, more=1))
         return len(waiting) + 1 - served <= self.spec.max_pending
 
@@ -130,13 +179,16 @@ class PoolState:
         return any(self._tickets[number].phase is not Phase.CLEANING for number in member.holders)
 
     def _retirement(self, member: MemberRecord, now: float) -> Reason | None:
-        if member.condemned:
-            return member.condemned
+        replaced = member.outdated and member.state is not State.FREE and not member.holders
+        if member.condemned or replaced:
+            return member.condemned or Reason.OUTDATED
+        if member.state is State.STARTING:
+            return None
         if self.spec.max_reuses is not None and member.leases > self.spec.max_reuses:
             return Reason.MAX_REUSES
         if self.spec.max_lifetime_s is not None and now >= member.born + self.spec.max_lifetime_s:
             return Reason.MAX_LIFETIME
-        if self._excess() > 0 and not member.holders:
+        if self._excess() > 0 and not member.holders and member.state is not State.FREE:
             return Reason.RESIZED
         passing = self._unnamed and self.shared
         return Reason.IDLE if passing and member.state is State.LEASED else None

@@ -33,6 +33,8 @@ class MemberRecord:
     leases: int = 0
     holders: set[int] = field(default_factory=set)
     condemned: Reason | None = None
+    revision: str = ""  # the identity of its spec, but for its image
+    outdated: bool = False  # that is not the pool's any more
     why: str = ""  # what the check of its last reset found
     places: "tuple[tuple[str, object], ...]" = ()
 
@@ -60,7 +62,9 @@ class Roster:
     members: dict[str, MemberRecord] = field(default_factory=dict)
     used: dict[str, float] = field(default_factory=dict)  # when an image was last granted or given back
     _shelves: dict[str, dict[object, Shelf]] = field(
-        default_factory=lambda: {kind: {} for kind in ("state", "image", "free", "coming", "own", "load")}
+        default_factory=lambda: {
+            kind: {} for kind in ("state", "image", "free", "old", "coming", "own", "load", "old load")
+        }
     )
 
     def __len__(self) -> int:
@@ -89,6 +93,10 @@ class Roster:
         """Those in this state, in the order in which they came to it."""
         return self._shelves["state"].get(state, _NONE)
 
+    def images(self) -> dict[str, int]:
+        """How many there are of each image."""
+        return {str(image): len(shelf) for image, shelf in self._shelves["image"].items()}
+
     def of_image(self, image: str) -> Mapping[str, MemberRecord]:
         """Those of this image."""
         return self._shelves["image"].get(image, _NONE)
@@ -97,13 +105,30 @@ class Roster:
         """Those of this image that nobody holds and anybody may have, the newest last."""
         return self._shelves["free"].get(image, _NONE)
 
-    def newest_free(self, image: str) -> MemberRecord:
-        """The one of these that came last."""
-        return next(reversed(self._shelves["free"][image].values()))
+    def old(self, image: str) -> Mapping[str, MemberRecord]:
+        """As ``free``, of an older spec: for those to whom there is nothing better to give."""
+        return self._shelves["old"].get(image, _NONE)
+
+    def grantable(self, image: str) -> int:
+        """How many of this image anybody may have, of whatever spec."""
+        return len(self.free(image)) + len(self.old(image))
+
+    def best_free(self, image: str) -> MemberRecord:
+        """The one of these that came last, of the newest spec that there is."""
+        shelf = self._shelves["free" if self.free(image) else "old"][image]
+        return next(reversed(shelf.values()))
 
     def free_images(self) -> list[str]:
-        """The images of which there are free members."""
+        """The images of which there are free members of the pool's own spec."""
         return [str(image) for image in self._shelves["free"]]
+
+    def old_images(self) -> list[str]:
+        """The images of which there are free members of an older one."""
+        return [str(image) for image in self._shelves["old"]]
+
+    def outdated(self) -> int:
+        """How many free members are of an older spec."""
+        return sum(len(shelf) for shelf in self._shelves["old"].values())
 
     def coming(self) -> dict[str, int]:
         """How many of each image are being started, or reset for whoever comes next."""
@@ -115,11 +140,11 @@ class Roster:
 
     def least_loaded(self) -> tuple[int, MemberRecord] | None:
         """Of a shared pool: the fewest holders that a living member has, and who has them, the newest."""
-        loads = self._shelves["load"]
-        if not loads:
-            return None
-        load = min(key for key in loads if isinstance(key, int))
-        return load, next(reversed(loads[load].values()))
+        return _least(self._shelves["load"])
+
+    def least_loaded_old(self) -> tuple[int, MemberRecord] | None:
+        """As ``least_loaded``, of those of an older spec."""
+        return _least(self._shelves["old load"])
 
     def living(self) -> int:
         """Of a shared pool: how many members a new holder can be given."""
@@ -136,9 +161,10 @@ class Roster:
         if state is State.STARTING or (state is State.RESETTING and not held):
             places.append(("coming", member.image))
         elif member.condemned is None and state is State.FREE:
-            places.append(("own", "") if held else ("free", member.image))
+            kind = "old" if member.outdated else "free"
+            places.append(("own", "") if held else (kind, member.image))
         if self.shared and member.condemned is None and state in (State.FREE, State.LEASED):
-            places.append(("load", held))
+            places.append(("old load" if member.outdated else "load", held))
         return tuple(places)
 
     def _move(self, member: MemberRecord, places: tuple[tuple[str, object], ...]) -> None:
@@ -153,3 +179,10 @@ class Roster:
         for kind, key in places:
             self._shelves[kind].setdefault(key, {}).setdefault(member.id, member)
         member.places = places
+
+
+def _least(loads: dict[object, Shelf]) -> tuple[int, MemberRecord] | None:
+    if not loads:
+        return None
+    load = min(key for key in loads if isinstance(key, int))
+    return load, next(reversed(loads[load].values()))

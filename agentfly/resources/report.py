@@ -7,15 +7,21 @@ Guarantees:
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from agentfly.resources.actions import State
-from agentfly.resources.claims import Ask, Claim
+from agentfly.resources.claims import Ask, Claim, Claims
 from agentfly.resources.errors import ResourceError, StartFailed, Timeout
-from agentfly.resources.lease import LeaseStatus, PoolStatus
+from agentfly.resources.lease import LeaseStatus, PoolStatus, ShareStatus
 from agentfly.resources.pool import Pool
 from agentfly.resources.rates import Rates
 from agentfly.resources.spec import ContainerSpec
+
+T = TypeVar("T")
+
+SHOWN = 16  # shares and images: a status is read by people and kept small for the API server
+REASON_LENGTH = 300  # characters
 
 
 def check_room(asks: Sequence[Ask]) -> None:
@@ -59,22 +65,34 @@ def start_failed(pool: Pool, reason: str, hints: Sequence[str]) -> StartFailed:
     return StartFailed(message, reason=reason, hints=hints)
 
 
-def late(claim: Claim, deadline: float) -> ResourceError:
-    """What a waiter is told at its deadline: why, as far as its pool knows."""
+def patience(asks: Sequence[Ask], deadline: float) -> float:
+    """How many seconds a call may wait: its own deadline, or less where a pool bounds every wait."""
+    bounds = [most for ask in asks if (most := ask.pool.spec.acquire_timeout_s) is not None]
+    return min([deadline, *bounds])
+
+
+def late(claim: Claim, waited: float) -> ResourceError:
+    """What a waiter is told whose time is over: why it was served by nobody, as far as its pool knows."""
     pool = claim.pool
     if (failures := pool.failing(claim.ask.image)) is not None:
         return start_failed(pool, failures.reason, failures.hints)
     leased = pool.count(State.LEASED)
+    bounded = waited == pool.spec.acquire_timeout_s
+    bound = "acquire_timeout_s of the pool" if bounded else "the deadline"
     return Timeout(
-        f"pool {pool.spec.name}: gave no member in {deadline:g} s: {leased} of {pool.max} leased, "
-        f"{pool.count(State.STARTING)} starting, {pool.ahead(claim.ticket)} waiters ahead",
-        hints=(f"raise max ({pool.max}) or the deadline, or lower the concurrency",),
+        f"pool {pool.spec.name}: gave no member in {waited:g} s{f' ({bound})' if bounded else ''}: "
+        f"{leased} of {pool.max} leased, {pool.count(State.STARTING)} starting, "
+        f"{pool.ahead(claim.ticket)} waiters ahead",
+        hints=(f"raise max ({pool.max}) or {bound}, or lower the concurrency",),
     )
 
 
-def pool_status(pool: Pool, rates: Rates) -> PoolStatus:
+def pool_status(pool: Pool, claims: Claims, rates: Rates, now: float) -> PoolStatus:
     """How a pool is doing."""
     name = pool.spec.name
+    acquires, warm = rates.acquires(name)
+    clean, dirty = rates.resets(name)
+    is_open, failing = pool.broken()
     return PoolStatus(
         kind=pool.spec.resource.kind,
         max=pool.max,
@@ -85,6 +103,7 @@ def pool_status(pool: Pool, rates: Rates) -> PoolStatus:
         resetting=pool.count(State.RESETTING),
         stopping=pool.count(State.STOPPING),
         quarantined=pool.quarantined(),
+        outdated=pool.outdated,
         queued=pool.queued,
         starts=pool.starts,
         resets=pool.resets,
@@ -93,7 +112,49 @@ def pool_status(pool: Pool, rates: Rates) -> PoolStatus:
         message=pool.last_failure if pool.start_failing() else "",
         hit_ratio=rates.hit_ratio(name),
         acquire_p99_s=rates.acquire_p99_s(name),
+        acquires=acquires,
+        acquires_warm=warm,
+        oldest_wait_s=_oldest_wait(pool, claims, now),
+        by_share=_shares(pool),
+        saturated=pool.queued >= pool.spec.max_pending,
+        images=_images(pool, pool.images()) if pool.spec.per_image else {},
+        short_s=pool.short_s(now),
+        breaker="open" if is_open else "closed",
+        retry_in_s=pool.retry_in_s(now),
+        failing=_images(pool, {image: reason[:REASON_LENGTH] for image, reason in failing.items()}),
+        resets_clean=clean,
+        resets_dirty=dirty,
+        clean_ratio=rates.clean_ratio(name),
+        reset_method=pool.reset_method,
+        reset_reason=pool.reset_reason,
     )
+
+
+def _oldest_wait(pool: Pool, claims: Claims, now: float) -> float:
+    for number in pool.waiting():
+        claim = claims.of_ticket(pool, number)
+        if (
+            claim is not None and claim.held_since is None
+        ):  # else it has waited only since a reset that failed
+            return now - claim.opened
+    return 0.0
+
+
+def _shares(pool: Pool) -> dict[str, ShareStatus]:
+    largest = sorted(pool.shares().items(), key=lambda share: (-sum(share[1]), share[0]))
+    return {
+        name: ShareStatus(pending=pending, leased=leased)
+        for name, (pending, leased) in largest[:SHOWN]
+        if pending or leased
+    }
+
+
+def _images(pool: Pool, by_image: Mapping[str, T]) -> dict[str, T]:
+    """The first or largest, under the names that people know the images by."""
+    resource = pool.spec.resource
+    own = resource.image if isinstance(resource, ContainerSpec) else ""
+    most = sorted(by_image.items(), key=lambda each: -each[1] if isinstance(each[1], int) else 0)
+    return {image or own: value for image, value in most[:SHOWN]}
 
 
 def lease_status(claim: Claim, now: float) -> LeaseStatus | None:

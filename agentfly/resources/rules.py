@@ -6,7 +6,6 @@ Not here: the events that change the records (``pool``), and the order of turns 
 """
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
 
 from agentfly.resources.actions import (
     Action,
@@ -22,47 +21,14 @@ from agentfly.resources.actions import (
     State,
     Stop,
 )
+from agentfly.resources.growth import PERMANENT_FAILURES
+from agentfly.resources.outlook import Outlook
 from agentfly.resources.pool_state import IDLE_S, PoolState
 from agentfly.resources.records import MemberRecord, TicketRecord
 from agentfly.resources.shares import Order
 
-PERMANENT_FAILURES = 5  # failures in a row, 15 s of pauses: more than a hiccup of a busy machine
+ROLL_FRACTION = 0.25  # of max: a quarter of a full pool is away at a time while it changes its spec
 HOLD_WEIGHT = 0.2  # of the newest lease in the running mean of how long leases last
-
-
-@dataclass(slots=True)
-class Outlook:
-    """What there is once all waiters were provided for, as far as that goes.
-
-    ``coming`` are the members of each image that are on their way and that no waiter needs, ``places`` those
-    that can be started for others, now or when what is being stopped has stopped. ``starts`` are wanted for
-    waiters that have a place, ``unmet`` for those that have none, in the order of their turns. ``ahead`` is
-    how many of each image should be free or coming though nobody waits for them.
-    """
-
-    coming: dict[str, int]
-    places: int
-    starts: list[str] = field(default_factory=list)
-    unmet: list[str] = field(default_factory=list)
-    ahead: dict[str, int] = field(default_factory=dict)
-
-    def provide(self, image: str, count: int = 1) -> int:
-        """Set aside what is coming, else places, for waiters; how many of them there is neither for."""
-        back = min(count, self.coming.get(image, 0))
-        begun = min(count - back, self.places)
-        if back:
-            self.coming[image] -= back
-        self.places -= begun
-        self.starts += [image] * begun
-        return count - back - begun
-
-    def begin(self, image: str, count: int) -> int:
-        """Set aside places for starts that no waiter needs; how many there were."""
-        begun = max(0, min(count, self.places))
-        self.places -= begun
-        self.starts += [image] * begun
-        self.coming[image] = self.coming.get(image, 0) + begun
-        return begun
 
 
 class PoolRules(PoolState):
@@ -85,9 +51,11 @@ class PoolRules(PoolState):
         outlook = yield from serve(now)
         outlook.ahead = self._ahead(outlook)
         yield from self._give_up(outlook)
+        yield from self._roll(outlook)
         yield from self._make_room(outlook, now)
         yield from self._start(outlook, now)
         yield from self._trim(outlook, now)
+        yield from self._clear_images(outlook)
 
     def _expire(self, now: float) -> Iterator[Action]:
         for number in self._ends.due(now):
@@ -100,7 +68,8 @@ class PoolRules(PoolState):
         self._touched.update(dict.fromkeys(self._lives.due(now)))
         touched, self._touched = self._touched, {}
         for member_id in touched:
-            member = self._roster.get(member_id, State.FREE, State.LEASED, State.RESETTING)
+            living = (State.STARTING, State.FREE, State.LEASED, State.RESETTING)
+            member = self._roster.get(member_id, *living)
             if member is None or self._in_use(member):
                 continue
             if reason := self._retirement(member, now):
@@ -132,6 +101,7 @@ class PoolRules(PoolState):
         if self._excess() <= 0:
             return
         free = [m for m in self._roster.state(State.FREE).values() if not m.holders]
+        free.sort(key=lambda member: not member.outdated)
         starting = list(self._roster.state(State.STARTING).values())
         for member in [*free, *reversed(starting), *kept][: self._excess()]:
             yield self._stop(member, Reason.RESIZED)
@@ -148,7 +118,7 @@ class PoolRules(PoolState):
             served = self._serve_images(outlook, now) if self.spec.per_image else self._serve_all(outlook)
             for ticket in served:
                 # The one that came back last goes out first, so that those above the need stay idle and end.
-                member = self._roster.newest_free(ticket.image)
+                member = self._roster.best_free(ticket.image)
                 yield self._hand_over(ticket, member, now)
         return outlook
 
@@ -161,7 +131,7 @@ class PoolRules(PoolState):
 
     def _serve_all(self, outlook: Outlook) -> list[TicketRecord]:
         """Those whose turn it is and who are served now, where all members are of one image."""
-        free, served = len(self._roster.free("")), []
+        free, served = self._roster.grantable(""), []
         if free:
             order = self._order()
             for ticket in order:
@@ -175,7 +145,8 @@ class PoolRules(PoolState):
 
     def _serve_images(self, outlook: Outlook, now: float) -> list[TicketRecord]:
         """As ``_serve_all``, where each waiter needs a member of its image."""
-        free = {image: len(self._roster.free(image)) for image in self._roster.free_images()}
+        images = {*self._roster.free_images(), *self._roster.old_images()}
+        free = {image: self._roster.grantable(image) for image in images}
         hopes = sum(free.values()) + sum(outlook.coming.values()) + outlook.places
         museum = self.count(State.QUARANTINED)
         may_start = self._permits(now) > 0
@@ -201,17 +172,19 @@ class PoolRules(PoolState):
 
     def _serve_shared(self, now: float) -> Generator[Action, None, Outlook]:
         for ticket in list(self._shares.waiting.values()):
-            if (best := self._roster.least_loaded()) is None:
+            best = self._roster.least_loaded()
+            member = best[1] if best is not None else self._stopgap()
+            if member is None:
                 break
-            yield self._hand_over(ticket, best[1], now)
+            yield self._hand_over(ticket, member, now)
         outlook = self._outlook()
         waiting, living, slots = len(self._shares.waiting), self._roster.living(), self.spec.slots
         best = self._roster.least_loaded()
-        if waiting and slots is None:
-            missing = outlook.provide("", 1)
-        elif slots is not None and (waiting or (best is not None and best[0] >= slots)):
+        if slots is not None and (waiting or (best is not None and best[0] >= slots)):
             holders = waiting + self._shares.held
             missing = outlook.provide("", max(0, holders // slots + 1 - living))
+        elif waiting or (self._shares.held and not living and self._roster.least_loaded_old()):
+            missing = outlook.provide("", 1)
         else:
             missing = 0
         outlook.unmet += [""] * min(missing, waiting)
@@ -225,19 +198,49 @@ class PoolRules(PoolState):
             member = self._roster.members[member_id]
             if self._spare(member.image, outlook) <= 0:
                 continue
-            if self._present() <= self.min:
+            if self._lasting() <= self.min:
                 self._start_over(member)  # it is one of those that are kept without anybody asking
                 continue
             outlook.coming[member.image] -= 1
             outlook.places += 1
             yield self._stop(member, Reason.NOT_NEEDED)
 
+    def _roll(self, outlook: Outlook) -> Iterator[Action]:
+        """Stop free members of an older spec, as far as what is wanted has come without them."""
+        if not (left := self._roster.outdated()):
+            return
+        left -= max(0, self.min - self._lasting() + self.count(State.STARTING))
+        for image in self._roster.old_images():
+            old = list(self._roster.old(image).values())
+            wanted = max(0, outlook.ahead.get(image, 0) - len(self._roster.free(image)))
+            for member in old[: max(0, min(len(old) - wanted, left))]:
+                left -= 1
+                outlook.places += 1
+                yield self._stop(member, Reason.OUTDATED)
+
+    def _in_the_way(self, outlook: Outlook) -> MemberRecord | None:
+        """A free member of an older spec whose place one of the new may have.
+
+        Where max leaves room beside what is wanted, the new ones come first, and one is away only if nothing
+        else moves. Else it is a part of all at a time.
+        """
+        held = self.count(State.LEASED, State.RESETTING)
+        full = max(self.min, held + sum(outlook.ahead.values())) >= self.max
+        most = max(1, int(self.max * ROLL_FRACTION)) if full else 1
+        moving = self.count(State.STOPPING, State.STARTING) + len(outlook.starts)
+        return self._outdated() if moving < most else None
+
+    def _outdated(self) -> MemberRecord | None:
+        for image in self._roster.old_images():
+            return next(iter(self._roster.old(image).values()))
+        return None
+
     def _make_room(self, outlook: Outlook, now: float) -> Iterator[Action]:
         """Stop what stands in the way of waiters, and see to what comes after them."""
         permits = self._permits(now) - len(outlook.starts)
         for image in outlook.unmet:
             if permits > 0 and self._startable(image, now) > 0:
-                victim = self._surplus(outlook) or self._inmate() or self._least_needed()
+                victim = self._outdated() or self._surplus(outlook) or self._inmate() or self._least_needed()
                 if victim is None:
                     break
                 permits -= 1
@@ -248,14 +251,19 @@ class PoolRules(PoolState):
             begun = outlook.begin(image, lacking)
             permits -= begun
             for _ in range(lacking - begun):
-                victim = self._surplus(outlook) if permits > 0 else None
+                victim = (self._in_the_way(outlook) or self._surplus(outlook)) if permits > 0 else None
                 if victim is None:
                     break
                 permits -= 1
-                yield self._stop(victim, Reason.EVICTED)
+                yield self._stop(victim, Reason.OUTDATED if victim.outdated else Reason.EVICTED)
         # Last, since what is started for others counts too.
-        lacking = self.min - self._present() - len(outlook.starts)
-        outlook.begin("", min(lacking, self._startable("", now, outlook)))
+        lacking = self.min - self._lasting() - len(outlook.starts)
+        lacking = min(lacking, self._startable("", now, outlook))
+        begun = outlook.begin("", lacking)
+        permits -= begun
+        while begun < lacking and permits > 0 and (victim := self._in_the_way(outlook)) is not None:
+            begun, permits = begun + 1, permits - 1
+            yield self._stop(victim, Reason.OUTDATED)
 
     def _ahead(self, outlook: Outlook) -> dict[str, int]:
         """The buffer and the announced window, in its order, as far as there is room."""
@@ -264,13 +272,19 @@ class PoolRules(PoolState):
         room = outlook.places + self.count(State.FREE) + sum(outlook.coming.values())
         wanted = {"": self.spec.buffer} | self._wanted
         wanted[""] = max(self.spec.buffer, wanted[""])
+        images = self.spec.max_resident_images or len(wanted)
         ahead: dict[str, int] = {}
         for image, count in wanted.items():
-            if room <= 0:
+            images -= bool(count) if image else self._keeps_own()
+            if room <= 0 or images < 0:
                 break
             ahead[image] = min(count, room)
             room -= ahead[image]
         return ahead
+
+    def _keeps_own(self) -> bool:
+        """True if members of the pool's own image are wanted without anybody asking."""
+        return self.min > 0 or self.spec.buffer > 0 or self._wanted.get("", 0) > 0
 
     def _spare(self, image: str, outlook: Outlook) -> int:
         """How many of an image are free or coming and wanted by nobody."""
@@ -332,10 +346,24 @@ class PoolRules(PoolState):
     def _trim(self, outlook: Outlook, now: float) -> Iterator[Action]:
         self._idles.due(now)
         for member in list(self._roster.state(State.FREE).values()):
-            if now < member.since + IDLE_S or self._present() <= self.min:
+            if now < member.since + IDLE_S or self._lasting() <= self.min:
                 break
-            if self._spare(member.image, outlook) > 0 and not self._is_last_room():
+            if not member.outdated and self._spare(member.image, outlook) > 0 and not self._is_last_room():
                 yield self._stop(member, Reason.IDLE)
+
+    def _clear_images(self, outlook: Outlook) -> Iterator[Action]:
+        """Stop the free members of images above ``max_resident_images``: announced ones last, then by use."""
+        most = self.spec.max_resident_images
+        resident = [] if most is None else self._roster.free_images()
+        if most is None or len(resident) <= most:
+            return
+        own = [""] if self._keeps_own() else []
+        announced = dict.fromkeys([*own, *(image for image, count in outlook.ahead.items() if count)])
+        by_use = sorted(resident, key=lambda image: (-self._roster.used.get(image, 0.0), image))
+        kept = [image for image in dict.fromkeys([*announced, *by_use]) if image in resident][:most]
+        for image in resident:
+            for member in list(self._roster.free(image).values()) if image not in kept else ():
+                yield self._stop(member, Reason.EVICTED)
 
     def _is_last_room(self) -> bool:
         """True where another member would be started at once for a free one of a shared pool that went."""
@@ -362,7 +390,8 @@ class PoolRules(PoolState):
 
     def _begin(self, image: str, cause: int | None, now: float) -> Start:
         self.starts += 1
-        member = MemberRecord(f"{self._prefix}-{self.starts}", image, begun=now, cause=cause, since=now)
+        name = f"{self._prefix}-{self.starts}"
+        member = MemberRecord(name, image, begun=now, cause=cause, since=now, revision=self.revision)
         if cause is not None:
             self._tickets[cause].start = member.id
         self._growth.begin(now, self.spec.starts_per_s)

@@ -25,22 +25,29 @@ class Turns:
     ) -> None:
         self.number = 0  # of the turns that there were
         self._carry_out, self._failed = carry_out, failed
-        self._due: dict[str, Pool] = {}
+        self._stopped = False
+        self._due: dict[Pool, None] = {}
         self._scheduled: asyncio.AbstractEventLoop | None = None
-        self._timers: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle]] = {}
+        self._timers: dict[Pool, tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle]] = {}
 
     def due(self, pool: Pool) -> None:
         """There is news of the pool: it decides before this turn of the loop is over."""
         loop = asyncio.get_running_loop()
-        self._due[pool.spec.name] = pool
+        self._due[pool] = None
         if self._scheduled is not loop:
             self._scheduled = loop
             loop.call_soon(self._run)
 
     def now(self, pool: Pool) -> None:
         """Let the pool decide at once, for a caller who needs to know what follows."""
-        self._due.pop(pool.spec.name, None)
+        self._due.pop(pool, None)
         self._decide(pool)
+
+    def forget(self, pool: Pool) -> None:
+        """A pool that was closed need not be woken."""
+        self._due.pop(pool, None)
+        if (timer := self._timers.pop(pool, None)) is not None:
+            timer[1].cancel()
 
     def cancel(self) -> None:
         """Wake nobody any more."""
@@ -48,14 +55,21 @@ class Turns:
             timer.cancel()
         self._timers.clear()
 
+    def stop(self) -> None:
+        """Decide nothing any more."""
+        self._stopped = True
+        self.cancel()
+
     def _run(self) -> None:
         self._scheduled = None
         self.number += 1
         due, self._due = self._due, {}
-        for pool in due.values():
+        for pool in due:
             self._decide(pool)
 
     def _decide(self, pool: Pool) -> None:
+        if self._stopped:
+            return
         loop = asyncio.get_running_loop()
         now = loop.time()
         try:
@@ -69,13 +83,12 @@ class Turns:
                 self._wake(pool, wake, loop)
 
     def _wake(self, pool: Pool, when: float, loop: asyncio.AbstractEventLoop) -> None:
-        name = pool.spec.name
-        if (known := self._timers.get(name)) is not None:
+        if (known := self._timers.get(pool)) is not None:
             if known[0] is loop and known[1].when() <= when:
                 return  # woken too early it decides nothing, which costs less than a new timer at every turn
             known[1].cancel()
-        self._timers[name] = (loop, loop.call_at(when, self._woken, pool))
+        self._timers[pool] = (loop, loop.call_at(when, self._woken, pool))
 
     def _woken(self, pool: Pool) -> None:
-        self._timers.pop(pool.spec.name, None)
+        self._timers.pop(pool, None)
         self.now(pool)

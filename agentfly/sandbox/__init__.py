@@ -3,13 +3,17 @@
 from agentfly.sandbox.client import SandboxAdmin, SandboxClient
 from agentfly.sandbox.errors import SandboxError, SandboxLeaseLost, SandboxUnreachable
 from agentfly.sandbox.job import Job
-from agentfly.sandbox.types import Endpoint, ExecResult, Health, Piece, ResetReport
+from agentfly.sandbox.meeting import Met, Owner, meet, meet_all
+from agentfly.sandbox.types import Endpoint, ExecResult, Health, Holding, Piece, ResetReport
 
 __all__ = [
     "Endpoint",
     "ExecResult",
     "Health",
+    "Holding",
     "Job",
+    "Met",
+    "Owner",
     "Piece",
     "ResetReport",
     "SandboxAdmin",
@@ -17,4 +21,6 @@ __all__ = [
     "SandboxError",
     "SandboxLeaseLost",
     "SandboxUnreachable",
+    "meet",
+    "meet_all",
 ]

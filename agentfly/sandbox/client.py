@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from agentfly.sandbox.connection import SHORT_S, Connection, too_large
 from agentfly.sandbox.job import Job
-from agentfly.sandbox.types import ExecResult, ResetReport, printable
+from agentfly.sandbox.types import ExecResult, Holding, ResetReport, printable
 
 MARGIN_S = 5.0
 """What a request may take beyond the time that the daemon was given: connecting, and a busy machine."""
@@ -214,14 +214,26 @@ class SandboxAdmin(Connection):
     def __init__(self, address: str, admin_token: str) -> None:
         super().__init__(address, admin_token)
 
-    async def lease(self, owner: str, attempt: int, token: str, ttl: float) -> None:
+    async def lease(self, owner: str, attempt: int, token: str, ttl: float, note: str = "") -> None:
         """Give the sandbox to an owner for ``ttl`` seconds; the same arguments again are the heartbeat.
+
+        Args:
+            note: at most 8 KiB, which ``holding`` gives back for as long as it is leased.
 
         Raises:
             SandboxUnreachable, SandboxError (``Busy`` with another owner, ``Dirty`` after a lost lease).
         """
         body = {"owner": owner, "attempt": attempt, "token": token, "ttlSeconds": ttl}
-        await self.call("POST", "/lease", deadline=SHORT_S, body=body, repeat=True)
+        noted = {"note": note} if note else {}
+        await self.call("POST", "/lease", deadline=SHORT_S, body=body | noted, repeat=True)
+
+    async def holding(self) -> Holding:
+        """What the daemon keeps of its lease.
+
+        Raises:
+            SandboxUnreachable, SandboxError (``Unauthorized``: the token is not the owner's).
+        """
+        return Holding.parse(await self.call("GET", "/lease", deadline=SHORT_S, repeat=True))
 
     async def reset(self, timeout: float = 0.0) -> ResetReport:
         """End the lease, kill everything, put back what the method of reset can, and say whether it is clean.
@@ -232,11 +244,13 @@ class SandboxAdmin(Connection):
         Raises:
             SandboxUnreachable.
         """
-        body = await self.call("POST", "/reset", deadline=RESET_S + timeout)
+        # Again where a kept connection was cut, as when a sandbox ends: a reset of a clean one is clean.
+        body = await self.call("POST", "/reset", deadline=RESET_S + timeout, repeat=True)
         reason, took = body.get("reason"), body.get("milliseconds")
         return ResetReport(
             clean=body["clean"],
             reason=None if reason is None else printable(reason),
             method=body.get("method"),
             wall_s=None if took is None else took / 1000,
+            incarnation=body.get("incarnation"),
         )

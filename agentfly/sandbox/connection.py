@@ -111,7 +111,7 @@ class Connection:
                         raise
                 return await self._once(method, path, content, query, headers, limit)
         except _NO_ANSWER as error:
-            raise self._unreachable(f"{method} {path}", deadline, error) from error
+            raise unreachable(self.endpoint, f"{method} {path}", deadline, error) from error
 
     async def _once(
         self,
@@ -131,7 +131,7 @@ class Connection:
                 raise too_large(f"{method} {path}: an answer of {answer.content_length} bytes", limit)
             received = await answer.read()
         if answer.status != 200:
-            raise self._refused(answer.status, received)
+            raise refused(self.endpoint, answer.status, received)
         return received
 
     @contextlib.asynccontextmanager
@@ -153,32 +153,10 @@ class Connection:
                 self._open().request(method, url, headers=everything, **options) as answer,
             ):
                 if answer.status != 200:
-                    raise self._refused(answer.status, await answer.read())
+                    raise refused(self.endpoint, answer.status, await answer.read())
                 yield answer
         except _NO_ANSWER as error:
-            raise self._unreachable(f"{method} {path}", deadline, error) from error
-
-    def _unreachable(self, what: str, deadline: float, error: Exception) -> SandboxUnreachable:
-        if isinstance(error, TimeoutError):
-            return SandboxUnreachable(
-                f"sandbox {self.endpoint.address}: {what} had no answer in {deadline:g} s"
-            )
-        return SandboxUnreachable(
-            f"sandbox {self.endpoint.address}: {what} failed: {error or type(error).__name__}"
-        )
-
-    def _refused(self, status: int, received: bytes) -> SandboxError | SandboxLeaseLost | SandboxUnreachable:
-        try:
-            problem = json.loads(received)["error"]
-            code, message = problem["code"], problem["message"]
-        except (ValueError, KeyError, TypeError):
-            code, message = "Unknown", received[:200].decode(errors="replace")
-        text, address = printable(f"{message} ({status} {code})"), self.endpoint.address
-        if code == "LeaseLost":
-            return SandboxLeaseLost(f"sandbox {address}: {text}")
-        if code in _ANSWERLESS:
-            return SandboxUnreachable(f"sandbox {address}: {text}")
-        return SandboxError(f"sandbox: {text}", code=code, address=address)
+            raise unreachable(self.endpoint, f"{method} {path}", deadline, error) from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -195,6 +173,30 @@ class Connection:
                 auto_decompress=False,
             )
         return self._session
+
+
+def unreachable(endpoint: Endpoint, what: str, deadline: float, error: Exception) -> SandboxUnreachable:
+    """What a request without an answer is."""
+    if isinstance(error, TimeoutError):
+        return SandboxUnreachable(f"sandbox {endpoint.address}: {what} had no answer in {deadline:g} s")
+    return SandboxUnreachable(f"sandbox {endpoint.address}: {what} failed: {error or type(error).__name__}")
+
+
+def refused(
+    endpoint: Endpoint, status: int, received: bytes
+) -> SandboxError | SandboxLeaseLost | SandboxUnreachable:
+    """What an answer other than 200 is."""
+    try:
+        problem = json.loads(received)["error"]
+        code, message = problem["code"], problem["message"]
+    except (ValueError, KeyError, TypeError):
+        code, message = "Unknown", received[:200].decode(errors="replace")
+    text, address = printable(f"{message} ({status} {code})"), endpoint.address
+    if code == "LeaseLost":
+        return SandboxLeaseLost(f"sandbox {address}: {text}")
+    if code in _ANSWERLESS:
+        return SandboxUnreachable(f"sandbox {address}: {text}")
+    return SandboxError(f"sandbox: {text}", code=code, address=address)
 
 
 def too_large(what: str, limit: int) -> SandboxError:

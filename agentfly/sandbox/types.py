@@ -6,7 +6,8 @@ Guarantees:
 """
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 State = Literal["free", "leased", "dirty"]
@@ -115,6 +116,14 @@ class Health:
     version: str
     reset_method: str | None = None
     """How it resets, as it found out at its start; None from a daemon that does not say."""
+    reset_refused: Mapping[str, str] = field(default_factory=dict)
+    """Methods of reset that do not work there, and why; never one that needs a declaration."""
+    boot: str = ""
+    """Drawn by the daemon at its start: another one is another daemon. "" from one that does not say."""
+    member: str = ""
+    """What its owner calls the sandbox; "" likewise."""
+    owner_key: str = ""
+    """The public half of its owner's key, in base64. "" from one that does not say, or was given a token."""
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
@@ -128,6 +137,33 @@ class Health:
             idle_s=body["idleSeconds"],
             version=body["version"],
             reset_method=body.get("reset", {}).get("method"),
+            reset_refused=body.get("reset", {}).get("refused") or {},
+            boot=body.get("boot", ""),
+            member=body.get("member", ""),
+            owner_key=body.get("ownerKey", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the daemon keeps of its lease, for its owner alone. ``note`` is what the lease was given with.
+
+    ``expires_in_s`` is how long it stays leased without a heartbeat, 0 where nobody holds it.
+    """
+
+    state: State
+    incarnation: int
+    note: str
+    expires_in_s: float
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """Read the daemon's answer to ``GET /lease``."""
+        return cls(
+            state=body["state"],
+            incarnation=body["incarnation"],
+            note=body.get("note") or "",
+            expires_in_s=body.get("expiresInSeconds") or 0.0,
         )
 
 
@@ -136,14 +172,17 @@ class ResetReport:
     """Whether the sandbox is verified clean; if not, the first thing that differs.
 
     Attributes:
-        method: ``overlay``, ``paths``, ``git``, ``command`` or ``recreate``; None if the daemon does not say.
+        method: ``overlay``, ``paths``, ``git``, ``command``, ``scratch`` or ``recreate``; None if the daemon
+            does not say.
         wall_s: seconds that the daemon took.
+        incarnation: of the clean sandbox; None if the daemon does not say.
     """
 
     clean: bool
     reason: str | None = None
     method: str | None = None
     wall_s: float | None = None
+    incarnation: int | None = None
 
 
 def printable(text: str) -> str:

@@ -7,6 +7,9 @@ Guarantees:
 3. The guarded process sees this machine's files and network unchanged, and a private /dev/shm that is gone
    with it: shared memory cannot be left behind.
 
+4. A container is the guard of all in it where its first process says so: then 1 is for the process and what
+   stays in its session, 2 for all, and /dev/shm is the container's.
+
 A guard is bubblewrap with a pid namespace of its own. It dies with the THREAD that started it (the kernel's
 parent-death signal follows threads): start guards from the main thread.
 """
@@ -60,8 +63,13 @@ def without(environment: Mapping[str, str], hidden: Collection[str]) -> dict[str
     return {name: value for name, value in environment.items() if name not in hidden}
 
 
-async def start_guarded(argv: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
+async def start_guarded(
+    argv: Sequence[str], *, contained: bool = False, **options: Any
+) -> asyncio.subprocess.Process:
     """Start ``argv`` inside a guard; ``options`` are those of ``create_subprocess_exec``.
+
+    Args:
+        contained: this process is the first of a container, which is the guard.
 
     A cancelled start leaves no process: asyncio's own way out of it kills the guard alone, and can wait for
     ever.
@@ -70,8 +78,9 @@ async def start_guarded(argv: Sequence[str], **options: Any) -> asyncio.subproce
         AgentflyError: there is no bubblewrap.
     """
     # A session of its own: a Ctrl-C is for the owner, which stops what it started in order.
+    command = argv if contained else guarded(argv)
     starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(*guarded(argv), start_new_session=True, **options)
+        asyncio.create_subprocess_exec(*command, start_new_session=True, **options)
     )
     try:
         return await asyncio.shield(starting)

@@ -25,20 +25,17 @@ import aiohttp
 
 from agentfly.errors import AgentflyError
 from agentfly.resources.errors import LeaseLost, StartFailed
+from agentfly.resources.runners import vllm
 from agentfly.resources.runners.base import Member, Vitals
 from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded, without
+from agentfly.resources.runners.vllm import CPU_SWITCHES, SWITCHES, serve_arguments
 from agentfly.resources.spec import ModelServiceSpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
 
 _PORT_TRIES = 3
 _POLL_S = 0.2
-_REQUEST_TIMEOUT_S = 10.0
-_FIRST_REQUEST_TIMEOUT_S = 60.0  # the first forward pass of a large model on a CPU
-_RESET_TIMEOUT_S = 30.0  # an abort takes effect after the step that runs: seconds for a large prompt
 _LOG_TAIL_BYTES = 4000
-_MIN_KV_CACHE = 64 << 20
-_MAX_KV_CACHE = 4 << 30
 
 
 @dataclass
@@ -88,7 +85,7 @@ class ModelServiceRunner:
             except TimeoutError:
                 await end_guard(server.process)
                 raise _failed(member_id, f"not ready within {self._start_timeout_s:.0f} s", log) from None
-            except _RefusedError as refused:
+            except vllm.Refused as refused:
                 await end_guard(server.process)
                 raise _failed(member_id, f"answered {refused.status} to its first request", log) from None
             except _ExitedError as ended:
@@ -105,13 +102,15 @@ class ModelServiceRunner:
         if _server(member).process.returncode is not None:
             return Vitals(alive=False)
         try:
-            return Vitals(alive=(await _call("GET", f"{member.address}/health"))[0] == 200)
+            return Vitals(alive=await vllm.healthy(member.address))
         except aiohttp.ClientConnectionError:
             return Vitals(alive=False)
         except TimeoutError:
             return Vitals(alive=True)
 
-    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+    async def lease(
+        self, member: Member, owner: str, attempt: int, token: str, ttl_s: float, note: str = ""
+    ) -> None:
         """See ``Runner.lease``. Many hold a server at once; a lease is lost with the process, not by time."""
         if (code := _server(member).process.returncode) is not None:
             raise LeaseLost(
@@ -122,10 +121,8 @@ class ModelServiceRunner:
     async def reset(self, member: Member) -> Member | None:
         """See ``Runner.reset``."""
         try:
-            async with asyncio.timeout(_RESET_TIMEOUT_S):
-                while not await _cleared(member):  # noqa: ASYNC110 -- the server tells nobody when it is idle
-                    await asyncio.sleep(_POLL_S)
-        except (_RefusedError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            await vllm.clear(member.address)
+        except (vllm.Refused, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             logger.warning("%s: reset: %s", member.id, error or type(error).__name__)
             return None
         member.incarnation += 1
@@ -153,14 +150,10 @@ class ModelServiceRunner:
             if server.process.returncode is not None:
                 raise _ExitedError(server.process.returncode)
             with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
-                if (await _call("GET", f"{url}/health"))[0] == 200:
+                if await vllm.healthy(url):
                     break
             await asyncio.sleep(_POLL_S)
-        body = {"token_ids": [1], "sampling_params": {"max_tokens": 1, "logprobs": 0}, "stream": False}
-        path = "inference/v1/generate"
-        status, _ = await _call("POST", f"{url}/{path}", body, _FIRST_REQUEST_TIMEOUT_S)
-        if status != 200:
-            raise _RefusedError(path, status)
+        await vllm.first_request(url)
 
 
 class _ExitedError(Exception):
@@ -169,40 +162,12 @@ class _ExitedError(Exception):
         self.code = code
 
 
-class _RefusedError(Exception):
-    def __init__(self, path: str, status: int) -> None:
-        super().__init__(f"{path} answered {status}")
-        self.status = status
-
-
 def serve_command(
     python: Path, spec: ModelServiceSpec, port: int, config: Mapping[str, Any] | None
 ) -> list[str]:
     """The command line of one server; ``config`` is the content of the model's config.json, if it is here."""
-    command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", spec.model]
-    command += ["--served-model-name", spec.served_model_name, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs)]
-    command += ["--dtype", spec.dtype, "--enable-scale-out", "--disable-uvicorn-access-log"]
-    # What the trainer recomputes is the distribution after the temperature, under no rule of the model's own.
-    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    if spec.gpus:
-        command += ["--tensor-parallel-size", str(spec.tensor_parallel)]
-        command += ["--pipeline-parallel-size", str(spec.pipeline_parallel)]
-    else:
-        command.append("--enforce-eager")
-        if config is not None:
-            command += ["--kv-cache-memory-bytes", str(kv_cache_bytes(config, spec))]
-    return [*command, *spec.args]
-
-
-def kv_cache_bytes(config: Mapping[str, Any], spec: ModelServiceSpec) -> int:
-    """Bytes of key-value cache for ``max_num_seqs`` sequences of full length, between 64 MiB and 4 GiB."""
-    heads = int(config.get("num_attention_heads") or 1)
-    head_size = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    layers = int(config.get("num_hidden_layers") or 1)
-    per_token = 2 * layers * kv_heads * head_size * 4  # keys and values, at most 4 bytes each
-    return min(max(per_token * spec.max_model_len * spec.max_num_seqs, _MIN_KV_CACHE), _MAX_KV_CACHE)
+    arguments = serve_arguments(spec, host="127.0.0.1", port=port, config=config)
+    return [str(python), "-m", "vllm.entrypoints.cli.main", *arguments]
 
 
 def model_config(model: str) -> dict[str, Any] | None:
@@ -214,11 +179,10 @@ def model_config(model: str) -> dict[str, Any] | None:
 def serve_environment(spec: ModelServiceSpec, base: Mapping[str, str]) -> dict[str, str]:
     """``base`` without what would lead the server into another Python, plus vLLM's switches."""
     environment = {k: v for k, v in base.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
-    environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment |= SWITCHES
     environment["VLLM_RPC_BASE_PATH"] = "/dev/shm"  # the guard's own: a killed server leaves its sockets
     if not spec.gpus:
-        # Requests with log-probabilities compile C++ on first use; without a compiler the engine dies of it.
-        environment["TORCHDYNAMO_DISABLE"] = "1"
+        environment |= CPU_SWITCHES
         environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
     if Path(spec.model).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
@@ -230,28 +194,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-async def _cleared(member: Member) -> bool:
-    """Abort all requests and drop the prefixes; False while something still holds a part of the cache."""
-    for path in ("abort_requests", "reset_prefix_cache"):
-        status, answer = await _call("POST", f"{member.address}/{path}", {})
-        if status != 200:
-            raise _RefusedError(path, status)
-    # While requests run, vLLM answers 200 and this field is false; versions without it answer with nothing.
-    return bool(json.loads(answer or "{}").get("success", True))
-
-
-async def _call(
-    method: str, url: str, body: object = None, timeout: float = _REQUEST_TIMEOUT_S
-) -> tuple[int, bytes]:
-    """The status and the body of the answer."""
-    async with (
-        asyncio.timeout(timeout),
-        aiohttp.ClientSession() as session,
-        session.request(method, url, json=body) as response,
-    ):
-        return response.status, await response.read()
 
 
 def _server(member: Member) -> _Server:

@@ -29,6 +29,31 @@ async def engine_of(
         assert each.existing == set(), "closing left members behind"
 
 
+async def crash(engine: ResourceEngine) -> None:
+    """The process of the engine is killed: what it was doing is not done, and nobody is told."""
+    engine._turns._carry_out = lambda pool, action: None
+    engine._turns.cancel()
+    if engine._demands_end is not None:
+        engine._demands_end.cancel()
+    tasks = set(engine._members._tasks) | {
+        task for task in asyncio.all_tasks() if task.get_name() == "agentfly-heartbeat"
+    }
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def recovered(runner: FakeRunner, *pools: PoolSpec) -> ResourceEngine:
+    """The engine of the next process."""
+    found = await runner.find()
+    engine = ResourceEngine([runner])
+    for each in pools:
+        engine.set_pool(each)
+    for member in found:
+        engine.adopt(member)
+    return engine
+
+
 def shape(status: PoolStatus) -> dict[str, int]:
     """What a pool has now, without the zeros."""
     names = ("ready", "leased", "starting", "resetting", "stopping", "queued")

@@ -11,10 +11,12 @@ import math
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from agentfly.resources.errors import Infra, LeaseLost, StartFailed
-from agentfly.resources.runners.base import Member, Unclean, Vitals
+from agentfly.resources.names import pool_of
+from agentfly.resources.runners.base import Found, Member, Unclean, Vitals
 from agentfly.resources.spec import ResourceSpec
 
 P = ParamSpec("P")
@@ -101,11 +103,15 @@ class FakeRunner:
         self.peaks: Counter[str] = Counter()  # by pool
         self.dead: set[str] = set()
         self.hung: set[str] = set()
+        self.silent: dict[str, asyncio.Event] = {}  # members that a later process does not hear of until then
+        self.leaving = False
         self.holders: dict[str, tuple[str, int, str]] = {}
         self.used: set[str] = set()
         self.busy: set[str] = set()
         self.faults: list[str] = []
         self.reason: str | None = None
+        self.started: dict[str, Member] = {}
+        self.notes: dict[str, tuple[str, float]] = {}  # by leased member: its note, and when its lease ends
 
     def check(self) -> str | None:
         return self.reason
@@ -135,16 +141,44 @@ class FakeRunner:
                     f"member {member_id}: image is broken", reason="image is broken", hints=["mend it"]
                 )
         except BaseException:
-            self.existing.discard(member_id)
+            if not self.leaving:
+                self.existing.discard(member_id)
             raise
-        return Member(member_id, spec, 1, f"unix:///{member_id}")
+        self.started[member_id] = Member(member_id, spec, 1, f"unix:///{member_id}")
+        return self.started[member_id]
+
+    async def find(self) -> list[Found]:
+        """What a daemon in each member would tell a process that comes later."""
+        return [self._found(each) for each in self.started.values() if each.id in self.existing - self.dead]
+
+    async def resume(self, found: Found, patience_s: float) -> Found:
+        name = found.member.id
+        await asyncio.wait_for(self.silent.pop(name).wait(), patience_s)
+        if name in self.dead:
+            raise StartFailed(f"member {name}: it died", reason="it died")
+        return self._found(self.started[name])
+
+    def leave(self) -> None:
+        self.leaving = True
+
+    def _found(self, member: Member) -> Found:
+        name, now = member.id, asyncio.get_running_loop().time()
+        if name in self.silent:
+            return Found(pool_of(name), replace(member, address=""), "unknown")
+        note, ends = self.notes.get(name, ("", now))
+        state: Literal["free", "leased", "dirty"] = "dirty" if name in self.used else "free"
+        if name in self.holders and ends > now:
+            state = "leased"
+        return Found(pool_of(name), member, state, note, max(0.0, ends - now))
 
     async def probe(self, member: Member) -> Vitals:
         self.probes += 1
         await asyncio.sleep(math.inf if member.id in self.hung else self.lease_s)
         return Vitals(alive=member.id in self.existing and member.id not in self.dead)
 
-    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+    async def lease(
+        self, member: Member, owner: str, attempt: int, token: str, ttl_s: float, note: str = ""
+    ) -> None:
         self.leases += 1
         number = self.leases
         if member.id in self.busy:
@@ -160,8 +194,11 @@ class FakeRunner:
                 self.faults.append(f"{member.id} was handed out without a reset")
             self.holders[member.id] = (owner, attempt, token)
             self.used.add(member.id)
+            self.notes[member.id] = (note, asyncio.get_running_loop().time() + ttl_s)
         elif holder != (owner, attempt, token):
             raise LeaseLost(f"member {member.id}: is leased to another", incarnation=member.incarnation)
+        else:
+            self.notes[member.id] = (note, asyncio.get_running_loop().time() + ttl_s)
 
     async def reset(self, member: Member) -> Member | None:
         self.resets += 1
@@ -176,7 +213,10 @@ class FakeRunner:
             return None
         self.holders.pop(member.id, None)
         self.used.discard(member.id)
-        return Member(member.id, member.spec, member.incarnation + 1, member.address)
+        self.notes.pop(member.id, None)
+        again = Member(member.id, member.spec, member.incarnation + 1, member.address)
+        self.started[member.id] = again
+        return again
 
     async def stop(self, member: Member) -> None:
         self.stops += 1

@@ -23,6 +23,7 @@ TIMED = {
     "reset_done",
     "lost",
     "probed",
+    "adopt",
 }
 
 
@@ -54,8 +55,8 @@ class Clock:
             *args, named = args  # type: ignore[assignment]
         if name == "dirty":
             name, named = "withdraw", {"dirty": True}
-        if name == "resize":
-            return self.pool.resize(spec(**named))
+        if name == "change":
+            return self.pool.change(spec(**named))
         return getattr(self.pool, name)(*args, *([self.now] if name in TIMED else []), **named)
 
 

@@ -47,6 +47,7 @@ class PoolShadow(RuleBasedStateMachine):
         self.now = 0.0
         self.ceiling = self.spec.max
         self.failed_at = float("-inf")
+        self.wanted, self.processes = False, 0
         self.starting: set[str] = set()
         self.resetting: set[str] = set()
         self.stopping: set[str] = set()
@@ -55,6 +56,8 @@ class PoolShadow(RuleBasedStateMachine):
         self.verified: set[str] = set()
         self.dirty: set[str] = set()
         self.image: dict[str, str] = {}
+        self.revision: dict[str, str] = {}
+        self.leases: dict[str, int] = {}
         self.asked: dict[int, tuple[str, str]] = {}
         self.waiting: list[int] = []
         self.granted: dict[int, str] = {}
@@ -67,9 +70,10 @@ class PoolShadow(RuleBasedStateMachine):
         some = most > 1 and not self.shared
         return PoolSpec(
             name="p",
-            resource=ContainerSpec(),
+            resource=ContainerSpec(pids=luck.choice((8, 8, 9))),
             shared=self.shared,
             per_image=self.images != ("",),
+            max_resident_images=luck.choice((None, 1, 2)) if self.images != ("",) else None,
             max=most,
             min=luck.randint(0, min(2, most)),
             buffer=luck.choice((0, 0, 1, 2)),
@@ -104,10 +108,14 @@ class PoolShadow(RuleBasedStateMachine):
                 assert len(self.members()) < self.spec.max, "1: nothing is started above max"
                 self.starting.add(member)
                 self.image[member] = image
+                self.revision[member] = self.spec.resource.identity()
+                self.leases[member] = 0
             case Grant(ticket, member):
                 self.see_grant(ticket, member)
             case Reset(member):
                 assert member in self.alive, "only what lives is reset"
+                own = member in self.cleaning.values()
+                assert own or not self.outdated(member), "16: what is outdated is reset for its holder only"
                 assert not self.holders(member), "6: never under a holder"
                 self.resetting.add(member)
                 self.verified.discard(member)
@@ -136,17 +144,24 @@ class PoolShadow(RuleBasedStateMachine):
         assert member in self.verified, "3: free means verified"
         assert member in self.alive
         assert member not in self.dirty, "6: what was handed back dirty is not used again"
+        image_of_waiter = None
         if self.cleaning.get(ticket) == member:
             del self.cleaning[ticket]
         else:
             share, image = self.asked[ticket]
+            image_of_waiter = image
             alike = [t for t in self.waiting if self.shared or self.asked[t] == (share, image)]
             assert ticket == min(alike), "2: first come, first served"
             assert self.image[member] == image
             assert self.may_have_one(share), "2: what is reserved is not taken"
             self.waiting.remove(ticket)
+        if self.outdated(member) and ticket not in self.granted and image_of_waiter is not None:
+            better = [m for m in self.verified - self.dirty if not self.outdated(m)]
+            better = better if self.shared else [m for m in better if m in self.free()]
+            assert not [m for m in better if self.image[m] == image_of_waiter], "16: the new before the old"
         if self.shared:
-            fewest = min(len(self.holders(other)) for other in self.verified - self.dirty)
+            like = [m for m in self.verified - self.dirty if self.outdated(m) == self.outdated(member)]
+            fewest = min(len(self.holders(other)) for other in like)
             assert len(self.holders(member)) == fewest, "9: the member with the fewest"
         else:
             assert not self.holders(member), "one holder at a time"
@@ -154,6 +169,9 @@ class PoolShadow(RuleBasedStateMachine):
         self.granted[ticket] = member
 
     # What follows.
+
+    def outdated(self, member: str) -> bool:
+        return self.revision[member] != self.spec.resource.identity()
 
     def members(self) -> set[str]:
         return self.starting | self.alive | self.stopping | self.quarantined
@@ -265,6 +283,7 @@ class PoolShadow(RuleBasedStateMachine):
         if well:
             assert self.pool.leased(ticket, self.now)
             self.held[ticket] = self.granted.pop(ticket)
+            self.leases[member] += 1
         else:
             self.dies(member)
         self.settle()
@@ -335,12 +354,77 @@ class PoolShadow(RuleBasedStateMachine):
         self.settle()
 
     def demand(self, luck: Random) -> None:
+        self.wanted = True
         self.pool.demand({image: luck.randint(0, 3) for image in luck.sample(self.images, len(self.images))})
 
     def resize(self, luck: Random) -> None:
         self.spec = self.spec_of(luck)
         self.ceiling = max(self.ceiling, len(self.members()))
-        self.pool.resize(self.spec)
+        self.pool.change(self.spec)
+
+    @precondition(lambda self: self.members())
+    @rule(number=NUMBERS)
+    def another_process_comes(self, number):
+        """All that the pool knew is gone; the next one is told what lives."""
+        luck = Random(number)
+        lost = {m for m in self.alive if luck.random() < 0.1}
+        living = sorted((self.alive | self.stopping | self.quarantined) - lost)
+        free, held = self.free() - self.dirty, dict(self.held)
+        if luck.random() < 0.5:
+            self.spec = self.spec_of(luck)  # meanwhile somebody wrote another
+        self.processes += 1
+        self.pool = Pool(self.spec, prefix=f"p{self.processes}", unnamed=number % 3 == 1)
+        self.failed_at = self.now
+        for kind in (
+            self.starting,
+            self.resetting,
+            self.stopping,
+            self.quarantined,
+            self.alive,
+            self.verified,
+        ):
+            kind.clear()
+        for where in (self.granted, self.held, self.cleaning):
+            where.clear()
+        self.waiting.clear()
+        self.dirty.clear()
+        asked, self.asked = self.asked, {}
+        owners = {member: ticket for ticket, member in held.items()}
+        luck.shuffle(living)
+        for member in living:
+            self.alive.add(member)
+            clean = member in free or (self.shared and member in owners)
+            image, revision = self.image[member], self.revision[member]
+            told = {"clean": member in free, "leases": self.leases[member], "revision": revision}
+            assert self.pool.adopt(member, image, self.now, **told)
+            assert not self.pool.adopt(member, image, self.now, **told)
+            if clean:
+                self.verified.add(member)
+            if member in owners:
+                share = asked[owners[member]][0]
+                ticket = self.pool.resumed(member, share, self.now, 4.0)
+                self.held[ticket] = member
+                self.asked[ticket] = (share, image)
+        self.ceiling = max(self.spec.max, len(self.members()))
+        kept = dict(self.held)
+        self.settle()
+        assert self.held == kept, "no lease that lives is lost"
+
+    @rule()
+    def pool_is_removed(self):
+        """Everything stops, and the next one begins with nothing."""
+        for ticket in self.tickets():
+            assert self.pool.withdraw(ticket, self.now)
+        for where in (self.granted, self.held, self.cleaning):
+            where.clear()
+        self.waiting.clear()
+        self.pool.close()
+        stopped = self.stopping | {a.member for a in self.pool.decide(self.now) if isinstance(a, Stop)}
+        assert stopped == self.members(), "no member is left behind"
+        assert self.pool.decide(self.now) == []
+        assert all(self.pool.stopped(member) for member in stopped)
+        assert self.pool.count(*State) == 0
+        self.begin(len(self.image))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0, 12.0, 60.0, 400.0]))
     def time_passes(self, seconds):
@@ -370,6 +454,18 @@ class PoolShadow(RuleBasedStateMachine):
             coming = self.starting | self.stopping | back
             assert coming or self.free() or len(self.members()) >= self.spec.max, "4: nobody is forgotten"
             assert coming or self.free() or not self.quarantined, "14: no museum holds work up"
+
+    @invariant()
+    def images_are_as_many_as_may_stay(self):
+        most = self.spec.max_resident_images
+        resident = {self.image[m] for m in self.free() if not self.outdated(m)}
+        assert most is None or len(resident) <= most, "17: no more images than may stay"
+
+    @invariant()
+    def outdated_are_needed_or_held(self):
+        assert self.pool.outdated == sum(self.outdated(m) for m in self.members() - self.stopping)
+        if not self.spec.min and not self.spec.buffer and self.images == ("",):
+            assert self.wanted or not [m for m in self.free() if self.outdated(m)], "16: nobody needs them"
 
     @invariant()
     def counts_are_those_of_the_shadow(self):

@@ -36,7 +36,7 @@ class RunnerContract:
         """What of the runner's members exists on this machine."""
         raise NotImplementedError
 
-    async def started(self, runner: Runner, spec: ResourceSpec, name: str = "contract-1") -> Member:
+    async def started(self, runner: Runner, spec: ResourceSpec, name: str = "contract-0c0c-1") -> Member:
         return await asyncio.wait_for(runner.start(spec, name), self.start_s)
 
     def test_serves_the_kind_of_its_specs_and_works_here(self, runner, spec):
@@ -46,7 +46,7 @@ class RunnerContract:
     async def test_started_member_answers_and_says_what_it_is(self, runner, spec):
         member = await self.started(runner, spec)
         try:
-            assert (member.id, member.spec) == ("contract-1", spec)
+            assert (member.id, member.spec) == ("contract-0c0c-1", spec)
             assert member.incarnation >= 1
             assert member.address.startswith(("unix://", "http://"))
             assert (await runner.probe(member)).alive
@@ -56,7 +56,7 @@ class RunnerContract:
 
     async def test_two_members_live_side_by_side(self, runner, spec):
         one, two = await asyncio.gather(
-            self.started(runner, spec, "contract-1"), self.started(runner, spec, "contract-2")
+            self.started(runner, spec, "contract-0c0c-1"), self.started(runner, spec, "contract-0c0c-2")
         )
         try:
             assert one.address != two.address
@@ -78,9 +78,9 @@ class RunnerContract:
     async def test_start_cancelled_at_any_time_leaves_nothing(self, runner, spec, share):
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await runner.stop(await self.started(runner, spec, "contract-0"))
+        await runner.stop(await self.started(runner, spec, "contract-0c0c-0"))
         usual = loop.time() - began
-        start = asyncio.create_task(runner.start(spec, "contract-1"))
+        start = asyncio.create_task(runner.start(spec, "contract-0c0c-1"))
         await asyncio.sleep(usual * share)
         start.cancel()
         result = (await asyncio.gather(start, return_exceptions=True))[0]

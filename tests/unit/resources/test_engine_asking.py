@@ -28,7 +28,7 @@ class Imaged(FakeRunner):
 
 
 def of_pool(engine: ResourceEngine, name: str = "swe") -> Pool:
-    return engine._pools[name]
+    return engine._pools.named(name)
 
 
 # Images.
@@ -226,7 +226,7 @@ async def test_raised_max_serves_those_who_wait():
         await engine.acquire("swe", "a")
         waiting = asyncio.create_task(engine.acquire("swe", "b"))
         await asyncio.sleep(1)
-        engine.resize_pool(pool(max=2))
+        engine.set_pool(pool(max=2))
         assert (await waiting).info.owner == "b"
         assert engine.pool_status()["swe"].max == 2
 
@@ -237,19 +237,22 @@ async def test_lowered_max_waits_for_holders_and_stops_the_rest():
     async with engine_of(runner, pool(min=3, max=3)) as engine:
         lease = await engine.acquire("swe", "a")
         await asyncio.sleep(1)
-        engine.resize_pool(pool(max=1))
+        engine.set_pool(pool(max=1))
         await asyncio.sleep(1)
         assert shape(engine.pool_status()["swe"]) == {"leased": 1}
         assert not lease.lost
 
 
 @virtual
-async def test_resize_to_other_members_is_refused_with_the_field():
-    async with engine_of(FakeRunner(), pool(max=1)) as engine:
-        with pytest.raises(ResourceError, match=r"pool swe: .*resource"):
-            engine.resize_pool(pool(resource=ContainerSpec(pids=9)))
-        with pytest.raises(PoolNotFound):
-            engine.resize_pool(pool("sew"))
+async def test_change_of_what_a_pool_is_is_refused_with_the_field():
+    model = FakeRunner("model-service", shared=True)
+    async with engine_of(FakeRunner(), pool(max=1), others=[model]) as engine:
+        with pytest.raises(ResourceError, match=r"^pool swe: kind: of pool swe cannot change"):
+            engine.set_pool(pool(resource=MODEL, max=2))
+        with pytest.raises(ResourceError, match=r"^pool swe: shared: of pool swe cannot change"):
+            engine.set_pool(pool(shared=True, max=2))
+        with pytest.raises(ResourceError, match="runner enroot cannot work here: there is no such runner"):
+            engine.set_pool(pool(resource=ContainerSpec(runtime="enroot")))
         assert engine.pool_status()["swe"].max == 1
 
 

@@ -38,11 +38,11 @@ class Unsteady(FakeRunner):
         self.start_s = self.rng.choice([0, 0.01, 0.2, 1.0])
         return await super().start(spec, member_id)
 
-    async def lease(self, member, owner, attempt, token, ttl_s):
+    async def lease(self, member, owner, attempt, token, ttl_s, note=""):
         self.lease_s = self.rng.choice([0, 0.001, 0.05])
         if self.rng.random() < self.trouble / 3:
             self.kill(member.id)
-        await super().lease(member, owner, attempt, token, ttl_s)
+        await super().lease(member, owner, attempt, token, ttl_s, note)
 
     async def reset(self, member):
         self.reset_s = self.rng.choice([0, 0.001, 0.3])
@@ -97,7 +97,7 @@ async def disturb(rng: random.Random, engine: ResourceEngine, pools: Sequence[Po
         await engine.demand("c", rng.choice([["x", "y", "x"], {"y": 1}, {}]), rng.choice(["r0", "job"]))
     if rng.random() < 0.5:
         pool = rng.choice(pools)
-        engine.resize_pool(pool.model_copy(update={"min": 0, "max": rng.randint(2, pool.max)}))
+        engine.set_pool(pool.model_copy(update={"min": 0, "max": rng.randint(2, pool.max)}))
     if rng.random() < 0.3:
         engine.leases()
         await engine.release_owner(f"r{rng.randint(0, 5)}")
@@ -185,10 +185,10 @@ async def queue(seed: int) -> None:
     leased: list[str] = []
     lease = runner.lease
 
-    async def watched(member, owner, attempt, token, ttl_s):
+    async def watched(member, owner, attempt, token, ttl_s, note=""):
         if owner not in leased:
             leased.append(owner)
-        await lease(member, owner, attempt, token, ttl_s)
+        await lease(member, owner, attempt, token, ttl_s, note)
 
     runner.lease = watched  # type: ignore[method-assign]
     async with ResourceEngine([runner], [pool]) as engine:
@@ -208,6 +208,7 @@ async def queue(seed: int) -> None:
             rng.choice(tasks).cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         runner.trouble = 0.0  # closing gives up on a stop that fails for a minute
+    assert leased
     assert leased == [owner for owner in asked if owner in leased]
     assert runner.faults == []
 

@@ -115,7 +115,7 @@ async def test_lease_that_hangs_ends_at_its_deadline():
     rig.runner.lease_s = HOUR
     began = now()
     with pytest.raises(TimeoutError):
-        await rig.members.lease(name, "o", 0, "t")
+        await rig.members.lease(name, "o", 0, "t", "")
     assert now() - began == pytest.approx(CALL_S)
     assert (await rig.members.vitals(name)).alive, "no answer in time is not a death"
     assert now() - began == pytest.approx(2 * CALL_S)
@@ -182,7 +182,7 @@ async def test_reset_begins_when_the_calls_are_through():
     rig = Rig(FakeRunner())
     name = await rig.grown()
     rig.runner.lease_s = 5
-    rig.members.call(name, rig.members.lease(name, "o", 0, "t"))
+    rig.members.call(name, rig.members.lease(name, "o", 0, "t", ""))
     rig.withdraw()
     rig.members.reset(name)
     await asyncio.sleep(4.9)
@@ -199,7 +199,7 @@ async def test_stop_begins_when_the_calls_are_through():
     rig = Rig(FakeRunner())
     name = await rig.grown()
     rig.runner.lease_s = 5
-    rig.members.call(name, rig.members.lease(name, "o", 0, "t"))
+    rig.members.call(name, rig.members.lease(name, "o", 0, "t", ""))
     rig.members.stop(name, rig.withdraw(dirty=True)[0].reason)
     await asyncio.sleep(4.9)
     assert rig.runner.stops == 0
@@ -300,9 +300,9 @@ def test_error_without_a_text_is_named_by_its_type():
 @virtual
 async def test_hanging_daemon_costs_a_waiter_one_call_not_its_deadline():
     class Mute(FakeRunner):
-        async def lease(self, member, owner, attempt, token, ttl_s):
+        async def lease(self, member, owner, attempt, token, ttl_s, note=""):
             self.lease_s = HOUR if member.id.endswith("-1") else 0.001
-            await super().lease(member, owner, attempt, token, ttl_s)
+            await super().lease(member, owner, attempt, token, ttl_s, note)
 
     runner = Mute()
     async with ResourceEngine([runner], [PoolSpec(name="p", resource=ContainerSpec())]) as engine:

@@ -1,4 +1,4 @@
-"""Pools whose members differ by image: guarantee 13 of pool.py, and 5 of shares.py.
+"""Pools whose members differ by image: guarantees 13 and 17 of pool.py, and 5 of shares.py.
 
 The second argument of ``ask`` is the image; the pool's own is "", and "host" by its name.
 """
@@ -162,6 +162,51 @@ CASES: dict[str, Case] = {
         {"max": 3},
         [("demand", {"": 1, "host": 1})],
         [Start("p-1"), Start("p-2")],
+    ),
+    # Images that may stay.
+    "above as many images as may stay, the one not used for longest goes": (
+        {"max": 4, "max_resident_images": 2},
+        [*A_AND_B, ask("c"), *free("p-3", 3)],
+        [Stop("p-1", Reason.EVICTED)],
+    ),
+    "with all its members": (
+        {"max": 4, "max_resident_images": 1},
+        [
+            *[ask("a"), ask("a"), ("started", "p-1"), ("started", "p-2"), ("leased", 1), ("leased", 2)],
+            *[("withdraw", 1), ("withdraw", 2), ("reset_done", "p-1", True), ("reset_done", "p-2", True)],
+            *[1.0, ask("b"), *free("p-3", 3)],
+        ],
+        [Stop("p-1", Reason.EVICTED), Stop("p-2", Reason.EVICTED)],
+    ),
+    "what is held is no matter": (
+        {"max": 4, "max_resident_images": 1, "lease_ttl_s": 99},
+        [ask("a"), ("started", "p-1"), ("leased", 1), ask("b"), *free("p-2", 2)],
+        [],
+    ),
+    "what is announced stays": (
+        {"max": 4, "max_resident_images": 2},
+        [*A_AND_B, ("demand", {"a": 1}), ask("c"), *free("p-3", 3)],
+        [Stop("p-2", Reason.EVICTED)],
+    ),
+    "no more is announced than may stay": (
+        {"max": 4, "max_resident_images": 2},
+        [("demand", {"a": 1, "b": 1, "c": 1})],
+        [Start("p-1", "a"), Start("p-2", "b")],
+    ),
+    "the pool's own is one of them where it is kept": (
+        {"max": 4, "max_resident_images": 2, "min": 1},
+        [("started", "p-1"), ("demand", {"a": 1, "b": 1, "c": 1})],
+        [Start("p-2", "a")],
+    ),
+    "and stays": (
+        {"max": 4, "max_resident_images": 1, "min": 1},
+        [("started", "p-1"), ask("a"), *free("p-2", 1)],
+        [Stop("p-2", Reason.EVICTED)],
+    ),
+    "a waiter gets its image whatever stays": (
+        {"max": 4, "max_resident_images": 1},
+        [*A_AND_B, ask("c"), ("started", "p-3")],
+        [Grant(3, "p-3")],
     ),
     # Shares and reservations.
     "a verifier gets its image in the place of an idle one": (

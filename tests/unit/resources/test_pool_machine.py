@@ -15,7 +15,7 @@ class PoolOfImages(PoolShadow):
     images = ("", "a", "b")
 
 
-@pytest.mark.parametrize(("machine", "runs"), [(PoolShadow, 900), (SharedPool, 500), (PoolOfImages, 700)])
+@pytest.mark.parametrize(("machine", "runs"), [(PoolShadow, 400), (SharedPool, 250), (PoolOfImages, 350)])
 def test_pool_holds_under_any_order_of_events(machine, runs):
     run_state_machine_as_test(
         machine, settings=settings(max_examples=runs, stateful_step_count=25, deadline=None)

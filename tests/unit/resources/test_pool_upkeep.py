@@ -93,27 +93,27 @@ CASES: dict[str, Case] = {
     # 1. Another spec.
     "a lower max stops free members": (
         {"min": 2, "max": 2},
-        [("started", "p-1"), ("started", "p-2"), ("resize", {"max": 1})],
+        [("started", "p-1"), ("started", "p-2"), ("change", {"max": 1})],
         [Stop("p-1", Reason.RESIZED)],
     ),
     "before those that start, the last begun first": (
         {"min": 3, "max": 3},
-        [("started", "p-1"), ("resize", {"max": 1})],
+        [("started", "p-1"), ("change", {"max": 1})],
         [Stop("p-1", Reason.RESIZED), Stop("p-3", Reason.RESIZED)],
     ),
-    "never one that is held": ({"max": 2}, [*held(), ASK, ("started", "p-2"), ("resize", {"max": 1})], []),
+    "never one that is held": ({"max": 2}, [*held(), ASK, ("started", "p-2"), ("change", {"max": 1})], []),
     "that one goes when it comes back": (
         {"max": 2},
-        [*held(), ASK, ("started", "p-2"), ("leased", 2), ("resize", {"max": 1}), ("withdraw", 1)],
+        [*held(), ASK, ("started", "p-2"), ("leased", 2), ("change", {"max": 1}), ("withdraw", 1)],
         [Stop("p-1", Reason.RESIZED)],
     ),
     "nothing starts before they are fewer": (
         {"max": 2},
-        [*held(), ASK, ("started", "p-2"), ("leased", 2), ("resize", {"max": 1}), ASK, ("dirty", 1)],
+        [*held(), ASK, ("started", "p-2"), ("leased", 2), ("change", {"max": 1}), ASK, ("dirty", 1)],
         [Stop("p-1", Reason.DIRTY)],
     ),
-    "a higher max serves who waits": ({"max": 1}, [*held(), ASK, ("resize", {"max": 2})], [Start("p-2")]),
-    "a higher min starts": ({"max": 2}, [("resize", {"max": 2, "min": 1})], [Start("p-1")]),
+    "a higher max serves who waits": ({"max": 1}, [*held(), ASK, ("change", {"max": 2})], [Start("p-2")]),
+    "a higher min starts": ({"max": 2}, [("change", {"max": 2, "min": 1})], [Start("p-1")]),
     "a lower bound of reuses retires who is above it": (
         {"max": 2},
         [
@@ -122,28 +122,28 @@ CASES: dict[str, Case] = {
             ("leased", 2),
             ("withdraw", 2),
             ("reset_done", "p-1", True),
-            ("resize", {"max_reuses": 0}),
+            ("change", {"max_reuses": 0}),
         ],
         [Stop("p-1", Reason.MAX_REUSES)],
     ),
     "a lower bound of age": (
         {},
-        [*FREE, 9, ("resize", {"max_lifetime_s": 5})],
+        [*FREE, 9, ("change", {"max_lifetime_s": 5})],
         [Stop("p-1", Reason.MAX_LIFETIME)],
     ),
     "a smaller quarantine lets the oldest go": (
         {"max": 2, "quarantine": 1},
-        [*MUSEUM, ("resize", {"max": 2})],
+        [*MUSEUM, ("change", {"max": 2})],
         [Stop("p-1", Reason.RESET_FAILED)],
     ),
     "a reservation keeps who comes later out": (
         {"max": 2},
-        [*held(), ("resize", {"max": 2, "reserved": {"verify": 1}}), ASK],
+        [*held(), ("change", {"max": 2, "reserved": {"verify": 1}}), ASK],
         [],
     ),
     "a lease keeps its time until it is renewed": (
         {"lease_ttl_s": 50},
-        [*held(), ("resize", {"lease_ttl_s": 5}), 6],
+        [*held(), ("change", {"lease_ttl_s": 5}), 6],
         [],
     ),
 }
@@ -174,7 +174,7 @@ def test_shared_member_is_weighed_when_nobody_holds_it():
     ("field", "value"),
     [
         ("name", "q"),
-        ("resource", InProcessSpec(entrypoint="a:b")),
+        ("kind", InProcessSpec(entrypoint="a:b")),
         ("shared", True),
         ("per_image", True),
     ],
@@ -184,7 +184,7 @@ def test_what_a_pool_is_cannot_change(field, value):
     clock.play(held())
     before = clock.pool.spec
     with pytest.raises(ValueError, match=f"^{field}: of pool p cannot change"):
-        clock.pool.resize(spec(**{"max": 3, field: value}))
+        clock.pool.change(spec(**{"max": 3, "resource" if field == "kind" else field: value}))
     assert clock.pool.spec is before
     assert clock.play([("withdraw", 1)]) == [Reset("p-1")]
 
@@ -192,7 +192,7 @@ def test_what_a_pool_is_cannot_change(field, value):
 def test_waiters_of_a_pool_that_shrank_are_served_in_the_end():
     clock = Clock(max=3)
     clock.play([*held(), ASK, ("started", "p-2"), ("leased", 2), ASK, ASK])
-    clock.play([("resize", {"max": 1})])
+    clock.play([("change", {"max": 1})])
     clock.play([("withdraw", 1), ("stopped", "p-1"), ("stopped", "p-3")])
     assert clock.play([("withdraw", 2)]) == [Reset("p-2")]
     assert clock.play([("reset_done", "p-2", True)]) == [Grant(3, "p-2")]

@@ -137,7 +137,7 @@ class TestRule2:
                         runner.kill(info.member_id)
                         await engine.heartbeat([info.lease_id])
                     case "resize":
-                        engine.resize_pool(pool(max=2, lease_ttl_s=6))
+                        engine.set_pool(pool(max=2, lease_ttl_s=6))
                 await waiting
                 assert now() - began == pytest.approx(5 if change == "expiry" else 0, abs=0.1)
 

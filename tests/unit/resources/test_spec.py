@@ -7,12 +7,21 @@ from pydantic import ValidationError
 
 from agentfly.errors import AgentflyError
 from agentfly.resources import errors
-from agentfly.resources.spec import ContainerSpec, InProcessSpec, ModelServiceSpec, PoolSpec, parse_spec
+from agentfly.resources.spec import (
+    ContainerSpec,
+    ExternalAPISpec,
+    InProcessSpec,
+    ModelServiceSpec,
+    PoolSpec,
+    parse_spec,
+)
 
 OTHER_VALUES = {
     "image": "/srv/root",
     "cpu": 2.0,
     "memory_mb": 512,
+    "cpu_request": 0.1,
+    "memory_request_mb": 32,
     "disk_mb": 64,
     "runtime": "enroot",
     "reset": {"method": "recreate"},
@@ -20,6 +29,7 @@ OTHER_VALUES = {
     "env": {"A": "1"},
     "network": True,
     "workdir": "/w",
+    "pod": {"security": "restricted"},
 }
 
 
@@ -52,7 +62,7 @@ def test_unlike_environments_have_unlike_identities(one, other):
 
 
 def test_identity_is_the_same_in_every_process():
-    assert ContainerSpec().identity() == "91184c663cc32840"
+    assert ContainerSpec().identity() == "3f7e2c3ec31905c3"
 
 
 # 3. What is refused.
@@ -94,6 +104,9 @@ def test_min_above_max_is_refused():
         {"max_pending": -1},
         {"max_reuses": -1},
         {"max_lifetime_s": 0},
+        {"per_node": 0},
+        {"acquire_timeout_s": 0},
+        {"max_resident_images": 0},
     ],
 )
 def test_pool_numbers_out_of_range_are_refused(fields):
@@ -113,11 +126,33 @@ def test_pool_numbers_out_of_range_are_refused(fields):
             {"per_image": True, "resource": InProcessSpec(entrypoint="a:b")},
             "per_image: a in-process has no image",
         ),
+        ({"max_resident_images": 1}, "max_resident_images: all members of the pool have one image"),
     ],
 )
 def test_what_a_pool_cannot_be_is_refused(fields, why):
     with pytest.raises(ValidationError, match=why):
         PoolSpec(**{"name": "p", "resource": ContainerSpec(), "max": 2, **fields})
+
+
+def test_a_model_service_in_a_pod_needs_an_image():
+    service = {"kind": "model-service", "model": "m", "max_model_len": 1, "runtime": "kubernetes"}
+    with pytest.raises(ValidationError, match="image: is missing"):
+        parse_spec(service)
+    assert parse_spec(service | {"image": "vllm"}).runner == "model-service-pod"
+    assert parse_spec(service | {"runtime": "process"}).runner == "model-service"
+
+
+@pytest.mark.parametrize(
+    "reference", ["secret:keys", "secret:keys/", "secret:/key", "secret:a/b/c", "env:", "key"]
+)
+def test_a_credential_that_refers_to_nothing_is_refused(reference):
+    with pytest.raises(ValidationError) as refused:
+        ExternalAPISpec(base_url="https://a", credentials=(reference,))
+    assert [error["loc"] for error in refused.value.errors()] == [("credentials", 0)]
+
+
+def test_a_credential_may_be_a_key_of_a_secret():
+    assert ExternalAPISpec(base_url="https://a", credentials=("secret:keys/judge",)).credentials
 
 
 def test_specs_cannot_be_changed():

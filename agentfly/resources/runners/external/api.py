@@ -1,4 +1,4 @@
-"""APIs of somebody else as members: for each, a gateway on the loopback that holders use like the API.
+"""APIs of somebody else as members: for each, a gateway that holders use like the API.
 
 A holder is an ordinary client of the API, with ``lease.base_url`` as its base URL and ``lease.info.token`` as
 its key. Each pool has one member, which all holders share, and with it the limits.
@@ -9,9 +9,12 @@ Guarantees (beside those of every runner, see ``base``):
 2. What was counted and what was spent, and which keys are set aside, belong to the API: they outlast a member
    that is stopped because nobody holds it, and end with this runner. Pools of equal specs share them.
 3. Keys are read where the credentials point. None is handed out, logged or passed on to another process.
+   Requests with a key that works read no Secret.
 4. An API that does not answer is the breaker's matter. The member is alive while its gateway listens.
+5. Where addresses outlive the process, a gateway that just began tells whoever it does not know to come again
+   for ``GRACE_S``, and not that their lease is over: they may hold one that the engine is yet to hear of.
 
-Not here: what becomes of a request (``proxy``).
+Not here: what becomes of a request (``proxy``), where it comes in (``door``).
 """
 
 import asyncio
@@ -22,18 +25,18 @@ from dataclasses import dataclass, field, replace
 from aiohttp import web
 
 from agentfly.resources.errors import Infra
-from agentfly.resources.finish import finished
+from agentfly.resources.names import pool_of
 from agentfly.resources.runners.base import Member, Vitals
+from agentfly.resources.runners.door import Door, LoopbackDoor
 from agentfly.resources.runners.external.account import Refused, Usage
-from agentfly.resources.runners.external.gate import Gate
+from agentfly.resources.runners.external.gate import Gate, ReadSecret
 from agentfly.resources.runners.external.proxy import Answering, Proxy, TornError, client
 from agentfly.resources.runners.external.wire import bearer, check_base_url, refusal
 from agentfly.resources.spec import ExternalAPISpec, ResourceSpec
 
 logger = logging.getLogger(__name__)
 
-REQUEST_MAX = 32 << 20  # bytes: a prompt with images, and no accident
-STOP_S = 1.0  # for the last words to holders that were cut off
+GRACE_S = 30.0  # a holder's next heartbeat comes in a third of its TTL, which is seldom above 90 s
 
 
 @dataclass(slots=True)
@@ -52,12 +55,15 @@ class _Hold:
 class Gateway:
     """The server of one member, and who may use it."""
 
-    def __init__(self, spec: ExternalAPISpec, gate: Gate) -> None:
+    def __init__(self, spec: ExternalAPISpec, gate: Gate, door: Door) -> None:
         self._spec = spec
         self._gate = gate
+        self._door = door
         self._holds: dict[str, _Hold] = {}
         self._life = AsyncExitStack()
         self._proxy: Proxy | None = None
+        self._prefix = ""
+        self._known_from = 0.0  # when all who have a lease must have been heard of
 
     @property
     def alive(self) -> bool:
@@ -68,21 +74,17 @@ class Gateway:
         """What all holders together used so far."""
         return self._gate.usage()
 
-    async def open(self) -> str:
-        """Listen; the address."""
+    async def open(self, name: str) -> str:
+        """Listen under this name; the address."""
         async with AsyncExitStack() as life:
             session = await life.enter_async_context(client())
-            app = web.Application(client_max_size=REQUEST_MAX)
-            app.router.add_route("*", "/{path:.*}", self._serve)
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, handler_cancellation=True)
-            await runner.setup()
-            life.push_async_callback(runner.cleanup)
-            # A cancelled start would leave a server that nobody knows.
-            await finished(web.TCPSite(runner, "127.0.0.1", 0).start())
+            opened = await self._door.open(name, self._serve)
+            life.push_async_callback(opened.close)
             self._life = life.pop_all()
+        self._prefix = opened.prefix
+        self._known_from = asyncio.get_running_loop().time() + (GRACE_S if self._door.lasts else 0.0)
         self._proxy = Proxy(self._spec, self._gate, session)
-        host, port = runner.addresses[0]
-        return f"http://{host}:{port}"
+        return opened.address
 
     async def close(self) -> None:
         """Cut everybody off and listen no more."""
@@ -103,7 +105,7 @@ class Gateway:
         self._holds.clear()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        answering = Answering(request)
+        answering = Answering(request, self._prefix)
         try:
             return await self._leased(answering)
         except Refused as error:
@@ -118,7 +120,9 @@ class Gateway:
 
     async def _leased(self, answering: Answering) -> web.StreamResponse:
         hold = self._holds.get(bearer(answering.request.headers))
-        if hold is None or self._proxy is None:
+        if self._proxy is None or (hold is None and asyncio.get_running_loop().time() < self._known_from):
+            raise Refused("busy", "the gateway just began, and hears who has a lease", retry_after=1.0)
+        if hold is None:
             raise _not_leased()
         try:
             async with asyncio.timeout_at(hold.expires) as bound:  # of an expired one: at its first wait
@@ -140,11 +144,18 @@ def _not_leased() -> Refused:
 
 
 class ExternalAPIRunner:
-    """Keeps gateways, and for each API what was spent and which limits are in force."""
+    """Keeps gateways, and for each API what was spent and which limits are in force.
+
+    Args:
+        door: where holders come in; None is the loopback.
+        read_secret: the value of ``NAME/KEY``, for credentials that are Secrets; None where there are none.
+    """
 
     name = "external-api"
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door | None = None, read_secret: ReadSecret | None = None) -> None:
+        self._door = door or LoopbackDoor()
+        self._read_secret = read_secret
         self._gates: dict[str, Gate] = {}
 
     def check(self) -> str | None:
@@ -155,16 +166,19 @@ class ExternalAPIRunner:
         """See ``Runner.start``. Asks the API nothing."""
         assert isinstance(spec, ExternalAPISpec)
         check_base_url(spec.base_url)
-        gate = self._gates.setdefault(spec.identity(), Gate(spec))
+        gate = self._gates.setdefault(spec.identity(), Gate(spec, self._read_secret))
         await gate.open()
-        gateway = Gateway(spec, gate)
-        return Member(member_id, spec, 1, await gateway.open(), handle=gateway)
+        gateway = Gateway(spec, gate, self._door)
+        name = pool_of(member_id) if self._door.lasts else member_id  # a pool has one gateway at a time
+        return Member(member_id, spec, 1, await gateway.open(name), handle=gateway)
 
     async def probe(self, member: Member) -> Vitals:
         """See ``Runner.probe``."""
         return Vitals(alive=_gateway(member).alive)
 
-    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+    async def lease(
+        self, member: Member, owner: str, attempt: int, token: str, ttl_s: float, note: str = ""
+    ) -> None:
         """See ``Runner.lease``. A lease that ran out may be had again: nothing of it was lost."""
         gateway = _gateway(member)
         if not gateway.alive:

@@ -4,7 +4,8 @@ Guarantees:
 1. All waits of a request together, for its turns and between its tries, last no longer than its patience.
 2. However the block of a request is left, it then holds nothing.
 3. References are read again at most once in ``REREAD_S``, and at once when a key was refused; reading blocks
-   nobody else.
+   nobody else. A Secret, which costs a request to the API server, is read again only if its key was refused
+   or is missing: then at most once in ``REREAD_S``, and in ``SECRET_S`` while that does not change.
 4. A gate belongs to no event loop: while no request is in its block, it may be used from another one.
 
 Not here: any decision (``account``), HTTP (``proxy``).
@@ -14,27 +15,34 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from agentfly.errors import AgentflyError
 from agentfly.resources.errors import StartFailed
 from agentfly.resources.runners.external.account import Account, Grant, Refused, Usage
-from agentfly.resources.runners.external.keys import Key, read_keys
+from agentfly.resources.runners.external.keys import Key, key_in, read_keys
 from agentfly.resources.runners.external.limits import Tokens
 from agentfly.resources.spec import ExternalAPISpec
 
 logger = logging.getLogger(__name__)
 
 REREAD_S = 1.0
+SECRET_S = 5.0
+SECRET = "secret:"
+
+ReadSecret = Callable[[str], Awaitable[str]]
+"""The text of the Secret's key ``NAME/KEY``. Raises ``AgentflyError``, which says nothing of it."""
 
 
 class Gate:
     """The way to one API for all its holders."""
 
-    def __init__(self, spec: ExternalAPISpec) -> None:
+    def __init__(self, spec: ExternalAPISpec, read_secret: ReadSecret | None = None) -> None:
         self.account = Account(spec)
+        self._read_secret = read_secret
         self._waiting: dict[int, asyncio.Future[Key | Refused]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._read_at = -math.inf
+        self._read_at = self._secrets_at = -math.inf
 
     async def open(self) -> None:
         """Read all keys.
@@ -42,7 +50,7 @@ class Gate:
         Raises:
             StartFailed: there is none, with the references.
         """
-        faults = await self._read()
+        faults = await self._read(pause=0.0)
         wanted = self.account.keys.references
         if wanted and not self.account.keys.values:
             raise StartFailed(
@@ -79,7 +87,7 @@ class Gate:
             self.account.wait(number, deadline, _now())
             async with asyncio.timeout_at(deadline):
                 if _now() >= self._read_at + REREAD_S:
-                    await self._read()
+                    await self._read(pause=SECRET_S)
                 self.turn()
                 answer = await future
         except TimeoutError:
@@ -94,7 +102,7 @@ class Gate:
         """The API does not know this key; its reference may have a new one by now."""
         self.account.keys.refuse(key)
         logger.warning("credentials: the API refuses the key of %s", key.reference)
-        await self._read()
+        await self._read(pause=REREAD_S)
 
     def turn(self) -> None:
         """Carry out what is to be done now, and come back when time alone changes something."""
@@ -110,10 +118,34 @@ class Gate:
         if wake is not None:
             self._timer = asyncio.get_running_loop().call_at(wake, self.turn)
 
-    async def _read(self) -> list[str]:
+    async def _read(self, *, pause: float) -> list[str]:
+        """Read all references, Secrets if the last time is so many seconds ago; what is wrong with them."""
         self._read_at = _now()
-        values, faults = await asyncio.to_thread(read_keys, self.account.keys.references)
-        self.account.keys.know(values)
+        keys = self.account.keys
+        secrets = [reference for reference in keys.references if reference.startswith(SECRET)]
+        plain = [reference for reference in keys.references if reference not in secrets]
+        values, faults = await asyncio.to_thread(read_keys, plain)
+        keys.know(values)
+        states = keys.states(self._read_at)
+        useless = [reference for reference in secrets if states[reference] in ("missing", "refused")]
+        if useless and self._read_at >= self._secrets_at + pause:
+            self._secrets_at = self._read_at
+            faults += await self._read_secrets(useless)
+        return faults
+
+    async def _read_secrets(self, references: Sequence[str]) -> list[str]:
+        faults = []
+        for reference in references:
+            if self._read_secret is None:
+                faults.append(f"{reference}: there are no Secrets outside a cluster")
+                continue
+            try:
+                text = await self._read_secret(reference.removeprefix(SECRET))
+                self.account.keys.know({reference: key_in(text)})
+            except AgentflyError as error:
+                faults.append(f"{reference}: {error.message}")
+            except ValueError as error:
+                faults.append(f"{reference}: {error}")
         return faults
 
 

@@ -110,21 +110,33 @@ def read_keys(references: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     for reference in references:
         place, _, name = reference.partition(":")
         try:
-            value = os.environ[name] if place == "env" else _content(Path(name))
+            value = key_in(os.environ[name] if place == "env" else _content(Path(name)))
         except KeyError:
             faults.append(f"{reference}: is not set")
-            continue
         except (OSError, ValueError) as error:
-            faults.append(f"{reference}: {getattr(error, 'strerror', None) or 'is not text'}")
-            continue
-        value = value.strip()
-        if not value:
-            faults.append(f"{reference}: is empty")
-        elif len(value) > KEY_MAX or not all("!" <= letter <= "~" for letter in value):
-            faults.append(f"{reference}: is not a key: one line of printable characters without spaces")
+            faults.append(f"{reference}: {getattr(error, 'strerror', None) or _fault(error)}")
         else:
             values[reference] = value
     return values, faults
+
+
+def key_in(text: str) -> str:
+    """The key that a text is, without the white space around it.
+
+    Raises:
+        ValueError: it is none; the message says nothing of it.
+    """
+    value = text.strip()
+    if not value:
+        raise ValueError("is empty")
+    if len(value) > KEY_MAX or not all("!" <= letter <= "~" for letter in value):
+        raise ValueError("is not a key: one line of printable characters without spaces")
+    return value
+
+
+def _fault(error: Exception) -> str:
+    # That of a codec quotes the bytes.
+    return "is not text" if isinstance(error, UnicodeError) else str(error)
 
 
 def _content(path: Path) -> str:

@@ -89,10 +89,14 @@ def client() -> aiohttp.ClientSession:
 
 
 class Answering:
-    """The answer to one request of a holder. ``begun`` is None until a part of it was sent."""
+    """The answer to one request of a holder. ``begun`` is None until a part of it was sent.
 
-    def __init__(self, request: web.Request) -> None:
+    ``prefix`` is what its path begins with, of which the API knows nothing.
+    """
+
+    def __init__(self, request: web.Request, prefix: str = "") -> None:
         self.request = request
+        self.path = request.raw_path.removeprefix(prefix)
         self.begun: web.StreamResponse | None = None
 
     async def write(self, like: web.StreamResponse, chunk: bytes) -> None:
@@ -135,7 +139,7 @@ class Proxy:
         except web.RequestPayloadError as error:
             raise Refused("request", f"is not HTTP: {error}") from None
         out = outgoing(
-            self._spec.base_url, self._spec.model, request.method, request.raw_path, request.headers, body
+            self._spec.base_url, self._spec.model, request.method, answering.path, request.headers, body
         )
         with self._gate.request(out.estimate, self._spec.timeout_s) as admission:
             return await self._tries(answering, out, admission)

@@ -4,7 +4,8 @@ Guarantees (beside those of every runner, see ``base``):
 1. ``isolated`` instances have a process each, which dies with the process that started it, and with it every
    process that it started.
 2. Without it, all instances live in this process: what they keep in modules, they share, and no reset sees.
-3. Sockets are open to this user alone.
+3. Sockets are open to this user alone. Where there is a door, holders on other machines come in by it, and
+   can do nothing there but to call.
 
 Not here: the rules of calls and resets (``host``), HTTP (``server``).
 """
@@ -26,7 +27,9 @@ from agentfly.errors import AgentflyError
 from agentfly.resources.errors import Infra, LeaseLost, ResourceError, StartFailed
 from agentfly.resources.instance import InstanceClient
 from agentfly.resources.runners.base import Member, Vitals
+from agentfly.resources.runners.door import Door
 from agentfly.resources.runners.guard import end_guard, find_bubblewrap, start_guarded, without
+from agentfly.resources.runners.instance.calls import calls_through
 from agentfly.resources.runners.instance.host import Host
 from agentfly.resources.runners.instance.server import serving
 from agentfly.resources.spec import InProcessSpec, ResourceSpec
@@ -59,18 +62,30 @@ class InProcessRunner:
     Args:
         run_dir: a private folder with a short path, for their sockets.
         hidden: variables that isolated instances do not inherit: the keys of others.
+        door: where holders come in; None: at the sockets.
+        contained: this process is the first of a container, and isolated instances die with that.
     """
 
     name = "in-process"
 
-    def __init__(self, run_dir: Path, hidden: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        hidden: Collection[str] = (),
+        door: Door | None = None,
+        *,
+        contained: bool = False,
+    ) -> None:
         self._run_dir = run_dir
         self._hidden = hidden
+        self._door = door
+        self._contained = contained
 
     def check(self) -> str | None:
         """See ``Runner.check``. Isolated instances need bubblewrap, to die with their owner."""
         try:
-            find_bubblewrap()
+            if not self._contained:
+                find_bubblewrap()
         except AgentflyError as error:
             return error.render()
         return None
@@ -90,7 +105,8 @@ class InProcessRunner:
             process = None
             life.callback(socket.unlink, missing_ok=True)
             if spec.isolated:
-                process = await _launch(life, spec, socket, token, without(os.environ, self._hidden))
+                environment = without(os.environ, self._hidden)
+                process = await _launch(life, spec, socket, token, environment, self._contained)
             else:
                 host = Host(spec)
                 life.push_async_callback(host.close)
@@ -98,8 +114,11 @@ class InProcessRunner:
                 await life.enter_async_context(serving(host, socket, token))
             client = InstanceClient(f"unix://{socket}", token)
             life.push_async_callback(client.close)
+            address = f"unix://{socket}"
+            if self._door is not None:
+                address = await life.enter_async_context(calls_through(self._door, member_id, socket))
             handle = _Instance(life.pop_all(), client, process)
-        return Member(member_id, spec, 1, f"unix://{socket}", admin_token=token, handle=handle)
+        return Member(member_id, spec, 1, address, admin_token=token, handle=handle)
 
     async def probe(self, member: Member) -> Vitals:
         """See ``Runner.probe``. Of an isolated instance the memory is that of its process."""
@@ -112,7 +131,9 @@ class InProcessRunner:
             return Vitals(alive=isinstance(error.__cause__, TimeoutError))
         return Vitals(alive=answer["broken"] is None, memory_mb=_memory(instance.process))
 
-    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+    async def lease(
+        self, member: Member, owner: str, attempt: int, token: str, ttl_s: float, note: str = ""
+    ) -> None:
         """See ``Runner.lease``. An instance may have several holders; their calls take turns."""
         body = {"owner": owner, "attempt": attempt, "token": token, "ttl_s": ttl_s}
         try:
@@ -143,7 +164,12 @@ class InProcessRunner:
 
 
 async def _launch(
-    life: AsyncExitStack, spec: InProcessSpec, socket: Path, token: str, environment: dict[str, str]
+    life: AsyncExitStack,
+    spec: InProcessSpec,
+    socket: Path,
+    token: str,
+    environment: dict[str, str],
+    contained: bool,
 ) -> asyncio.subprocess.Process:
     log = socket.with_suffix(".log")
     life.callback(log.unlink, missing_ok=True)
@@ -152,6 +178,7 @@ async def _launch(
         with log.open("wb") as output:
             process = await start_guarded(
                 [sys.executable, "-m", SERVER, str(writing)],
+                contained=contained,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -4,11 +4,14 @@ Guarantees:
 1. All requests in one event loop go through one session. It ends with the loop (as ``asyncio.run`` ends one:
    by cancelling what is left); the next loop opens its own.
 2. Once it is closed it stays so: a sandbox that was stopped is ``SandboxUnreachable``.
+3. At rest it costs no connection and no task: the next request opens it anew. Until the first one nothing is
+   made of it, not even the token: most of thousands of sandboxes rest.
 
 Not here: the requests (``agentfly.sandbox``).
 """
 
 import asyncio
+from collections.abc import Callable
 
 from agentfly.sandbox import SandboxAdmin, SandboxUnreachable
 
@@ -18,12 +21,13 @@ class KeptAdmin:
 
     Args:
         address: ``unix:///path`` or ``http://host:port``.
-        token: of the sandbox's owner.
+        token: gives that of the sandbox's owner.
     """
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: Callable[[], str]) -> None:
         self._address = address
-        self._admin = SandboxAdmin(address, token)
+        self._token = token
+        self._admin: SandboxAdmin | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -36,19 +40,27 @@ class KeptAdmin:
         if self._closed:
             raise SandboxUnreachable(f"sandbox {self._address}: was stopped")
         loop = asyncio.get_running_loop()
+        if self._admin is None:
+            self._admin = SandboxAdmin(self._address, self._token())
         if self._keeper is None or self._keeper.get_loop() is not loop:
-            self._keeper = loop.create_task(self._keep(), name=f"keep {self._address}")
+            self._keeper = loop.create_task(self._keep(self._admin), name=f"keep {self._address}")
         return self._admin
+
+    async def rest(self) -> None:
+        """Hang up until the next request."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and keeper.get_loop() is asyncio.get_running_loop():
+            keeper.cancel()
+            await asyncio.wait({keeper})
 
     async def close(self) -> None:
         """Hang up for good. May be repeated."""
         self._closed = True
-        if self._keeper is not None and self._keeper.get_loop() is asyncio.get_running_loop():
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+        await self.rest()
 
-    async def _keep(self) -> None:
+    @staticmethod
+    async def _keep(admin: SandboxAdmin) -> None:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            await self._admin.close()
+            await admin.close()

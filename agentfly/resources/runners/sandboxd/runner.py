@@ -143,7 +143,9 @@ class SandboxdRunner(ABC):
             return Vitals(alive=not await sandbox.dies_within(DYING_S))
         return Vitals(alive=True)
 
-    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+    async def lease(
+        self, member: Member, owner: str, attempt: int, token: str, ttl_s: float, note: str = ""
+    ) -> None:
         """Lease the sandbox, or renew that lease.
 
         Raises:
@@ -221,7 +223,7 @@ class SandboxdRunner(ABC):
             config["reset"] = reset_config(spec.reset)
         try:
             await sandbox.launch(json.dumps(config).encode() + b"\n")
-            sandbox.admin = KeptAdmin(sandbox.address, token)
+            sandbox.admin = KeptAdmin(sandbox.address, lambda: token)
             await self._ready(sandbox, READY_S + spec.reset.timeout_s)
         except BaseException as error:
             reason = sandbox.last_words() or str(error) or type(error).__name__

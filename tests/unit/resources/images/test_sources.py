@@ -146,7 +146,7 @@ def test_the_platform_of_this_machine_is_picked_from_indexes(tmp_path):
     index = layout.blob(json.dumps(inner).encode(), "application/vnd.oci.image.index.v1+json")
     layout.index(index | {"annotations": {oci.REF_NAME: "latest"}})
     assert made("oci:layout:latest", tmp_path)[0] == {"a": "1", "b": "2"}
-    inner["manifests"].pop(1)
+    inner["manifests"].pop(1)  # type: ignore[attr-defined]
     layout.index(layout.blob(json.dumps(inner).encode(), "application/vnd.oci.image.index.v1+json"))
     assert f"is for {FOREIGN} and unknown/unknown, and this machine is {oci.machine()}" in refused(
         "oci:layout", tmp_path

@@ -43,7 +43,7 @@ async def refusing(tmp_path: Path) -> AsyncIterator[Callable[[int, str], Member]
         return web.json_response({"error": error}, status=int(refusal["status"]))
 
     address = f"unix://{tmp_path / 's'}"
-    admin = KeptAdmin(address, "token")
+    admin = KeptAdmin(address, lambda: "token")
     app = web.Application()
     app.router.add_post("/lease", lease)
     server = web.AppRunner(app)

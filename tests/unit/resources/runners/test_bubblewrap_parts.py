@@ -257,8 +257,8 @@ def test_filter_lets_a_process_change_its_own_scheduling_and_limits_alone(machin
     assert code is not None
     (number,) = [numbers[column] for name, numbers, _ in seccomp._CALLS if name == call]
     own, others = OWN[call]
-    assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in own} == {0x7FFF0000}  # type: ignore[misc]
-    assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in others} == {  # type: ignore[misc]
+    assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in own} == {0x7FFF0000}  # type: ignore[attr-defined]
+    assert {verdict(code, REFUSED[machine][0], number, *arguments) for arguments in others} == {  # type: ignore[attr-defined]
         0x00050000 | errno.EPERM
     }
 

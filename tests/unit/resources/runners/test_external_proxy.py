@@ -131,7 +131,7 @@ async def test_errors_of_the_caller_pass_and_count_neither_as_failures_nor_as_to
 
 
 async def test_request_that_is_too_large_is_refused(api: API, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentfly.resources.runners.external.api.REQUEST_MAX", 1000)
+    monkeypatch.setattr("agentfly.resources.runners.door.REQUEST_MAX", 1000)
     async with held(spec(api)) as holder:
         assert await holder.code(body={"messages": "x" * 2000}) == (413, "size")
     assert api.seen == []

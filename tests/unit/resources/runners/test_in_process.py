@@ -11,10 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agentfly.errors import AgentflyError
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.errors import CallRaised, Infra, LeaseLost, StartFailed
 from agentfly.resources.instance import InstanceClient
+from agentfly.resources.runners import guard
 from agentfly.resources.runners.base import Member
+from agentfly.resources.runners.instance import runner as instance_runner
 from agentfly.resources.runners.instance.host import Host
 from agentfly.resources.runners.instance.runner import InProcessRunner
 from agentfly.resources.runners.instance.server import serving
@@ -110,10 +113,10 @@ async def test_only_the_token_of_a_live_lease_calls(runner):
 
 async def test_a_lease_ends_at_its_ttl_and_is_not_revived(runner):
     async with member_of(runner, spec_of("Counter")) as member:
-        await runner.lease(member, "owner", 0, "token", 0.05)
+        await runner.lease(member, "owner", 0, "token", 1.0)
         client = InstanceClient(member.address, "token")
         assert await client.call("add") == 1
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(1.05)
         with pytest.raises(LeaseLost):
             await client.call("add")
         with pytest.raises(LeaseLost, match="member game-1: instance: the lease of owner ran out"):
@@ -311,3 +314,23 @@ async def test_a_body_that_is_no_call_is_refused_and_harms_nothing(runner):
             ):
                 assert response.status == 400
         assert await game.call("add") == 1
+
+
+async def test_in_a_container_an_isolated_instance_needs_no_bubblewrap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> str:
+        raise AgentflyError("bubblewrap: is not installed")
+
+    monkeypatch.setattr(instance_runner, "find_bubblewrap", none)
+    monkeypatch.setattr(guard, "find_bubblewrap", none)
+    runner = InProcessRunner(tmp_path / "r", contained=True)
+    assert runner.check() is None
+    assert InProcessRunner(tmp_path / "r").check() is not None
+    member = await runner.start(spec_of("Counter", isolated=True), "game-1")
+    process = member.handle.process  # type: ignore[attr-defined]
+    await runner.lease(member, "owner", 0, "token", 30)
+    assert (await runner.probe(member)).memory_mb
+    assert await runner.reset(member) is not None
+    await runner.stop(member)
+    assert process.returncode is not None

@@ -14,12 +14,12 @@ from agentfly.sandbox import SandboxUnreachable
 
 
 @contextlib.asynccontextmanager
-async def daemon(path: Path) -> AsyncIterator[set[int]]:
-    """The connections over which it was asked for a lease."""
-    connections: set[int] = set()
+async def daemon(path: Path) -> AsyncIterator[dict[int, list[str]]]:
+    """The connections over which it was asked for a lease, and what was shown on each."""
+    connections: dict[int, list[str]] = {}
 
     async def lease(request: web.Request) -> web.Response:
-        connections.add(id(request.protocol))
+        connections.setdefault(id(request.protocol), []).append(request.headers["Authorization"])
         kept.append(request.protocol)
         return web.json_response({})
 
@@ -43,7 +43,7 @@ async def ask(admin: KeptAdmin) -> None:
 
 
 async def test_all_requests_go_through_one_connection(tmp_path):
-    admin = KeptAdmin(f"unix://{tmp_path / 's'}", "token")
+    admin = KeptAdmin(f"unix://{tmp_path / 's'}", lambda: "token")
     async with daemon(tmp_path / "s") as connections:
         for _ in range(5):
             await ask(admin)
@@ -52,7 +52,7 @@ async def test_all_requests_go_through_one_connection(tmp_path):
 
 
 def test_another_loop_opens_its_own_and_leaves_nothing_of_the_first(tmp_path):
-    admin = KeptAdmin(f"unix://{tmp_path / 's'}", "token")
+    admin = KeptAdmin(f"unix://{tmp_path / 's'}", lambda: "token")
 
     async def use(last: bool) -> None:
         async with daemon(tmp_path / "s") as connections:
@@ -70,7 +70,7 @@ def test_another_loop_opens_its_own_and_leaves_nothing_of_the_first(tmp_path):
 
 
 async def test_what_was_closed_stays_closed(tmp_path):
-    admin = KeptAdmin(f"unix://{tmp_path / 's'}", "token")
+    admin = KeptAdmin(f"unix://{tmp_path / 's'}", lambda: "token")
     async with daemon(tmp_path / "s") as connections:
         await ask(admin)
         for _ in range(2):
@@ -78,3 +78,17 @@ async def test_what_was_closed_stays_closed(tmp_path):
         with pytest.raises(SandboxUnreachable, match="was stopped"):
             await ask(admin)
         assert len(connections) == 1
+
+
+# 3. Rest.
+
+
+async def test_at_rest_it_costs_nothing_until_the_next_request(tmp_path):
+    admin = KeptAdmin(f"unix://{tmp_path / 's'}", lambda: "token")
+    async with daemon(tmp_path / "s") as connections:
+        await ask(admin)
+        await admin.rest()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("keep ")]
+        await ask(admin)
+        assert len(connections) == 2
+        await admin.close()

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from agentfly.resources.errors import StartFailed
-from agentfly.resources.runners import guard, model_service
+from agentfly.resources.runners import guard, model_service, vllm
 from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.model_service import ModelServiceRunner
 from agentfly.resources.spec import ModelServiceSpec
@@ -62,7 +62,8 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelServiceRunne
         model_service, "start_guarded", lambda _, **options: guard.start_guarded(["sleep", "60"], **options)
     )
     monkeypatch.setattr(model_service, "_POLL_S", 0.01)
-    monkeypatch.setattr(model_service, "_RESET_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(vllm, "_POLL_S", 0.01)
+    monkeypatch.setattr(vllm, "CLEAR_S", 0.5)
     return ModelServiceRunner(Path(sys.executable), tmp_path)
 
 
