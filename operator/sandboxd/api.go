@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,7 +25,8 @@ const (
 	maxHeaderBytes   = 16 << 10         // a request has one header of ours
 	headerTimeout    = 10 * time.Second // a client that stalls in its header holds a connection
 	idleTimeout      = 10 * time.Minute // rollouts pause between calls while the model thinks
-	maxLeaseBytes    = 16 << 10
+	maxLeaseBytes    = 64 << 10         // a note may be six times as long in JSON
+	maxNoteBytes     = 8 << 10
 	maxExecBytes     = 8 << 20 // standard input travels in the request
 	freeBodyBytes    = 64 << 10
 	bodyUnitBytes    = 1 << 20
@@ -79,6 +82,7 @@ type route struct {
 
 var routes = []route{
 	{"GET", "/healthz", public, 0, (*server).health},
+	{"GET", "/lease", adminOnly, 0, (*server).showLease},
 	{"POST", "/lease", adminOnly, maxLeaseBytes, (*server).takeLease},
 	{"POST", "/reset", adminOnly, maxLeaseBytes, (*server).reset},
 	{"POST", "/exec", leaseHolder, maxExecBytes, (*server).exec},
@@ -99,6 +103,9 @@ func (e apiError) Error() string { return e.message }
 func badRequest(message string) error {
 	return apiError{http.StatusBadRequest, "BadRequest", message}
 }
+
+// errPassedOn says that somebody else has the connection.
+var errPassedOn = errors.New("the connection was passed on")
 
 // classify gives every error its one code.
 func classify(err error) apiError {
@@ -141,6 +148,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			r.Body = http.MaxBytesReader(w, r.Body, route.limit)
 			answer, err = route.handle(s, w, r)
 		}
+	}
+	if errors.Is(err, errPassedOn) {
+		return
 	}
 	if answer.file == nil {
 		_ = control.SetWriteDeadline(time.Now().Add(answerTime))
@@ -232,7 +242,7 @@ func (s *server) authorize(needed access, token string) (*tenancy, error) {
 	case public:
 		return nil, nil
 	case adminOnly:
-		if lease.Same(token, s.cfg.AdminToken) {
+		if s.door.Opens(token) {
 			return nil, nil
 		}
 	case leaseHolder:
@@ -268,10 +278,22 @@ func decode(body io.Reader, into any) error {
 	return err
 }
 
+// Bodies of answers: most are small, and a daemon that lives for months should not grow by them.
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 func writeJSON(w http.ResponseWriter, status int, value any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	encoder := json.NewEncoder(w)
+	body := bodies.Get().(*bytes.Buffer)
+	body.Reset()
+	defer func() {
+		if body.Cap() <= freeBodyBytes {
+			bodies.Put(body)
+		}
+	}()
+	encoder := json.NewEncoder(body)
 	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(value) // the client has gone
+	_ = encoder.Encode(value) // all that is answered can be encoded
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(body.Len())) // else a long one comes in chunks
+	w.WriteHeader(status)
+	_, _ = w.Write(body.Bytes()) // the client has gone
 }

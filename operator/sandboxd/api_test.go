@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -40,7 +41,11 @@ func newWorld(t *testing.T) *world {
 		_, _ = spec.Stdout.Write([]byte("a\xffb<>&"))
 		return proc.Result{}, nil
 	}}
-	w.server = newServer(config{AdminToken: "admin", Incarnation: 4, Workdir: "/"}, w, w, counter{}, func() time.Time { return w.clock })
+	var err error
+	w.server, err = newServer(config{AdminToken: "admin", Incarnation: 4, Workdir: "/"}, w, w, counter{}, func() time.Time { return w.clock })
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.http = httptest.NewServer(w.server)
 	t.Cleanup(w.http.Close)
 	return w
@@ -116,6 +121,25 @@ func TestEveryRouteDeclaresItsAccess(t *testing.T) {
 		other := map[access]string{adminOnly: "lease", leaseHolder: "admin"}[route.access]
 		if status, _ := w.call(t, route.method, route.path, other, "{}"); status != 401 && status != 410 {
 			t.Errorf("%s with the other kind of token: %d", name, status)
+		}
+	}
+}
+
+func TestHealthSaysWhoseItIsAndNothingThatOpensIt(t *testing.T) {
+	const key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+	for _, cfg := range []config{{AdminKey: key, Member: "m", Boot: "b", Workdir: "/"}, {AdminToken: "secret", Workdir: "/"}} {
+		w := newWorld(t)
+		server, err := newServer(cfg, w, w, counter{}, time.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.http.Config.Handler = server
+		_, value := w.call(t, "GET", "/healthz", "", "")
+		if value["ownerKey"] != cfg.AdminKey || value["member"] != cfg.Member || value["boot"] != cfg.Boot {
+			t.Error(value)
+		}
+		if strings.Contains(fmt.Sprint(value), "secret") {
+			t.Error(value)
 		}
 	}
 }

@@ -28,7 +28,10 @@ func FuzzExecBody(f *testing.F) {
 	}
 	var spec proc.Spec
 	w := &world{clock: time.Now(), run: func(_ context.Context, s proc.Spec) (proc.Result, error) { spec = s; return proc.Result{}, nil }}
-	w.server = newServer(config{AdminToken: "admin", Workdir: "/"}, w, w, counter{}, func() time.Time { return w.clock })
+	var err error
+	if w.server, err = newServer(config{AdminToken: "admin", Workdir: "/"}, w, w, counter{}, func() time.Time { return w.clock }); err != nil {
+		f.Fatal(err)
+	}
 	lease := httptest.NewRequest("POST", "/lease", strings.NewReader(`{"owner":"o","token":"t","ttlSeconds":600}`))
 	lease.Header.Set("Authorization", "Bearer admin")
 	w.server.ServeHTTP(httptest.NewRecorder(), lease)

@@ -12,6 +12,9 @@ import (
 	"unsafe"
 )
 
+// sysMemfdCreate is missing in the package syscall on some architectures.
+var sysMemfdCreate = map[string]uintptr{"amd64": 319, "arm64": 279}[runtime.GOARCH]
+
 const (
 	prSetDumpable = 4
 	rlimitNproc   = 6

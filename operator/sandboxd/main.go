@@ -2,9 +2,9 @@
 // lease, kills them when the lease ends, and proves that the sandbox is clean before the next one.
 //
 // Guarantees:
-//  1. It is PID 1 or it does not run: its reset kills every other process that it can see.
-//  2. It lives as long as its owner: the end of its standard input ends it, and with it everything
-//     in its process namespace.
+//  1. It is PID 1, or a child that PID 1 keeps, or it does not run: its reset kills every other process that it can see.
+//  2. It lives as long as its owner, or its pod: the end of its standard input ends it, and with it everything in its
+//     process namespace.
 //  3. Commands see nothing of it: no socket path, no open descriptor, no environment, no memory.
 package main
 
@@ -12,11 +12,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"agentfly.dev/sandboxd/pod"
 	"agentfly.dev/sandboxd/pristine"
 	"agentfly.dev/sandboxd/proc"
 )
@@ -37,37 +38,38 @@ const (
 // asShell is the shell line by which enroot starts a program. An image need not have a shell.
 const asShell = `exec "$@"`
 
-// config is the one line of JSON that the owner writes to standard input.
-type config struct {
-	AdminToken  string            `json:"adminToken"`
-	Scratch     []string          `json:"scratch"`     // folders emptied at reset
-	Upper       string            `json:"upper"`       // where writes to the root go, "" when it is read-only
-	Workdir     string            `json:"workdir"`     // where commands start
-	OwnNetwork  bool              `json:"ownNetwork"`  // the sandbox shares its network with nobody
-	Env         map[string]string `json:"env"`         // of every command
-	Incarnation int               `json:"incarnation"` // the first one of this process
-	Limits      limits            `json:"limits"`      // where no cgroup sets them
-	Reset       *pristine.Reset   `json:"reset"`       // nil where only the upper and scratch can be written
-
-	FileLimitBytes int64 `json:"fileLimitBytes"` // of one file on its way in or out; 0 for maxFileBytes
-}
-
 func main() {
 	listenFD := flag.Int("listen-fd", -1, "inherited descriptor of a listening socket")
 	listen := flag.String("listen", "", "address to listen on, for example tcp://:7070")
 	handover := flag.String("handover", "", "unix socket of the owner, who sends the listening socket over it")
 	oomFD := flag.Int("oom-fd", -1, "inherited descriptor of the cgroup file that counts out-of-memory kills")
 	showVersion := flag.Bool("version", false, "print the version and exit")
+	inPod := flag.Bool("pod", false, "be the first process of a pod's container, configured by "+configEnv)
+	configured := flag.Bool("configured", false, "with --pod: the configuration is on standard input")
+	inner := flag.Bool(pod.Inner, false, "be the first process of a sandbox, for the keeper that starts it")
 	line := flag.String("c", "", "be the shell of whoever starts every program by one: only 'exec \"$@\"' NAME PROGRAM ARGUMENTS")
 	flag.Parse()
 	if *line == asShell && flag.NArg() > 2 {
 		_ = flag.CommandLine.Parse(flag.Args()[2:]) // ends the program itself, as Parse did
 	}
-	if *showVersion {
+	var err error
+	switch {
+	case *showVersion:
 		fmt.Println(version)
-		return
+	case flag.Arg(0) == "install":
+		err = install(flag.Args()[1:])
+	case flag.Arg(0) == "probe":
+		err = probe(os.Stdout)
+	case *inner:
+		err = runInner(flag.Arg(0))
+	case *inPod && !*configured:
+		err = again(*listen)
+	case *inPod:
+		err = runPod(*listen)
+	default:
+		err = run(*listenFD, *listen, *handover, *oomFD)
 	}
-	if err := run(*listenFD, *listen, *handover, *oomFD); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
 		os.Exit(1)
 	}
@@ -89,31 +91,56 @@ func run(listenFD int, listen, handover string, oomFD int) error {
 	if err != nil {
 		return err
 	}
-	if err := cfg.Limits.apply(); err != nil {
+	endWith(stdin)
+	return serveHere(cfg, listener, oom)
+}
+
+// endWith ends this process with its standard input.
+func endWith(stdin io.Reader) {
+	go func() {
+		_, _ = io.Copy(io.Discard, stdin)
+		os.Exit(0)
+	}()
+}
+
+// serveHere makes this process the daemon of a sandbox that stays, and is put back.
+func serveHere(cfg config, listener net.Listener, oom counter) error {
+	table, err := newTable(cfg)
+	if err != nil {
 		return err
 	}
-	table := proc.NewTable()
-	ended := takeSignals() // before the first command can end
-	go func() {
-		for range ended {
-			table.Reap()
-		}
-	}()
 	baseline, err := pristine.Record(pristine.Config{
 		Scratch: cfg.Scratch, Upper: cfg.Upper, OwnNetwork: cfg.OwnNetwork, Reset: cfg.Reset, Run: runner(cfg, table)})
 	if err != nil {
 		return fmt.Errorf("baseline: %w", err)
 	}
+	if cfg.Pod != nil {
+		maps.Copy(cfg.Pod.Refused, baseline.Refused())
+	}
 	primeThreads(spareThreads)
 	if err := dropFaults(); err != nil {
 		return err
 	}
-	go func() {
-		_, _ = io.Copy(io.Discard, stdin)
-		os.Exit(0)
-	}()
-	s := newServer(cfg, table, baseline, oom, time.Now)
+	s, err := newServer(cfg, table, baseline, oom, time.Now)
+	if err != nil {
+		return err
+	}
 	return s.serve(listener)
+}
+
+// newTable applies the limits, and takes the signals, before the first command can end.
+func newTable(cfg config) (*proc.Table, error) {
+	if err := cfg.Limits.apply(); err != nil {
+		return nil, err
+	}
+	table := proc.NewTable()
+	ended := takeSignals()
+	go func() {
+		for range ended {
+			table.Reap()
+		}
+	}()
+	return table, nil
 }
 
 // runner runs the image's own programs for a reset, between two leases: the table is open for them alone,
@@ -141,24 +168,6 @@ func runner(cfg config, table *proc.Table) pristine.Run {
 		}
 		return nil
 	}
-}
-
-func readConfig(stdin *bufio.Reader) (config, error) {
-	line, err := stdin.ReadSlice('\n')
-	if err != nil {
-		return config{}, fmt.Errorf("config: no line of at most %d bytes on standard input: %w", maxConfigBytes, err)
-	}
-	var cfg config
-	decoder := json.NewDecoder(strings.NewReader(string(line)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&cfg); err != nil {
-		return config{}, fmt.Errorf("config: %w", err)
-	}
-	clear(line) // the token must not stay in a buffer
-	if cfg.AdminToken == "" {
-		return config{}, errors.New("config: adminToken is empty")
-	}
-	return cfg, nil
 }
 
 func openListener(fd int, address, handover string, oomFD int) (listener net.Listener, oom counter, err error) {

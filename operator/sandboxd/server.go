@@ -2,12 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
+	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"agentfly.dev/sandboxd/admin"
 	"agentfly.dev/sandboxd/lease"
 	"agentfly.dev/sandboxd/proc"
 )
@@ -38,6 +43,8 @@ type server struct {
 	processes   processes
 	baseline    baseline
 	oomKills    counter
+	door        *admin.Door
+	handOver    func(connection uintptr) error // where a keeper resets: gives it what to answer on; else nil
 	users       users
 	now         func() time.Time
 	bodies      *budget
@@ -56,10 +63,14 @@ type server struct {
 	transfers sync.RWMutex // read-held by an upload or download, so that a reset never empties under one
 }
 
-func newServer(cfg config, p processes, b baseline, oom counter, now func() time.Time) *server {
-	return &server{cfg: cfg, processes: p, baseline: b, oomKills: oom, users: openUsers(), now: now,
+func newServer(cfg config, p processes, b baseline, oom counter, now func() time.Time) (*server, error) {
+	door, err := cfg.door()
+	if err != nil {
+		return nil, err
+	}
+	return &server{cfg: cfg, processes: p, baseline: b, oomKills: oom, door: door, users: openUsers(), now: now,
 		bodies: newBudget(maxBodyUnits), answers: newBudget(maxLargeAnswers), connections: &connections{limit: maxConnections},
-		lease: lease.New(cfg.Incarnation), held: noTenancy(), lastUsed: now()}
+		lease: lease.New(cfg.Incarnation), held: noTenancy(), lastUsed: now()}, nil
 }
 
 func noTenancy() *tenancy {
@@ -89,10 +100,14 @@ func (s *server) health(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	defer s.mu.Unlock()
 	now := s.now()
 	view := s.lease.See(now)
+	reset := map[string]any{"method": s.baseline.Method()}
+	if s.cfg.Pod != nil {
+		reset["refused"] = s.cfg.Pod.Refused
+	}
 	state := map[string]any{
 		"state": view.State, "incarnation": view.Incarnation, "leases": view.Leases, "owner": nil,
 		"expiresInSeconds": nil, "idleSeconds": now.Sub(s.lastUsed).Seconds(), "version": version,
-		"reset": map[string]any{"method": s.baseline.Method()},
+		"member": s.cfg.Member, "ownerKey": s.cfg.AdminKey, "boot": s.cfg.Boot, "reset": reset,
 	}
 	if view.State == lease.Leased {
 		state["owner"], state["expiresInSeconds"] = view.Owner, view.Expires.Sub(now).Seconds()
@@ -103,12 +118,28 @@ func (s *server) health(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	return reply{value: state}, nil
 }
 
+// showLease is for an owner who has forgotten whom it gave the sandbox to.
+func (s *server) showLease(_ http.ResponseWriter, _ *http.Request) (reply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	view := s.lease.See(now)
+	shown := map[string]any{"state": view.State, "incarnation": view.Incarnation, "owner": nil, "attempt": nil, "note": "",
+		"expiresInSeconds": nil}
+	if view.State == lease.Leased {
+		shown["owner"], shown["attempt"], shown["note"] = view.Owner, view.Attempt, view.Note
+		shown["expiresInSeconds"] = view.Expires.Sub(now).Seconds()
+	}
+	return reply{value: shown}, nil
+}
+
 func (s *server) takeLease(_ http.ResponseWriter, r *http.Request) (reply, error) {
 	var body struct {
 		Owner      string  `json:"owner"`
 		Attempt    int     `json:"attempt"`
 		Token      string  `json:"token"`
 		TTLSeconds float64 `json:"ttlSeconds"`
+		Note       string  `json:"note"`
 	}
 	if err := decode(r.Body, &body); err != nil {
 		return reply{}, err
@@ -121,10 +152,13 @@ func (s *server) takeLease(_ http.ResponseWriter, r *http.Request) (reply, error
 		return reply{}, badRequest("token: is empty")
 	case ttl <= 0 || ttl > maxTTL:
 		return reply{}, badRequest("ttlSeconds: not above 0 and at most an hour")
+	case len(body.Note) > maxNoteBytes:
+		return reply{}, badRequest("note: has " + strconv.Itoa(len(body.Note)) + " bytes, more than " + strconv.Itoa(maxNoteBytes))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	renewed, err := s.lease.Take(s.now(), lease.Request{Owner: body.Owner, Attempt: body.Attempt, Token: body.Token, TTL: ttl})
+	renewed, err := s.lease.Take(s.now(), lease.Request{Owner: body.Owner, Attempt: body.Attempt, Token: body.Token, TTL: ttl,
+		Note: body.Note})
 	if err != nil {
 		return reply{}, err
 	}
@@ -162,7 +196,7 @@ func (s *server) expire() {
 }
 
 // reset takes the lease away, kills, empties, verifies. Whatever is found stays the answer for ever.
-func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
+func (s *server) reset(w http.ResponseWriter, r *http.Request) (reply, error) {
 	began := time.Now()
 	s.cleaning.Lock()
 	defer s.cleaning.Unlock()
@@ -174,6 +208,9 @@ func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 	}
 	residue := s.lease.Residue()
 	s.mu.Unlock()
+	if s.handOver != nil {
+		return reply{}, s.passOn(w, r)
+	}
 	s.transfers.Lock()
 	defer s.transfers.Unlock()
 	if err := s.clean(); err != nil && residue == "" {
@@ -187,8 +224,40 @@ func (s *server) reset(_ http.ResponseWriter, _ *http.Request) (reply, error) {
 		"milliseconds": float64(time.Since(began).Microseconds()) / 1000}
 	if residue != "" {
 		report["reason"] = residue
+	} else {
+		report["incarnation"] = s.lease.See(s.now()).Incarnation
 	}
 	return reply{value: report}, nil
+}
+
+// passOn gives the request's connection to the keeper, who ends this process and answers. The request is read to its
+// end first: what is left of it would make the kernel cut the connection instead of closing it.
+func (s *server) passOn(w http.ResponseWriter, r *http.Request) error {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return err
+	}
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ours, is := conn.(*connection)
+	if !is {
+		return errPassedOn
+	}
+	tcp, is := ours.Conn.(*net.TCPConn)
+	if !is {
+		return errPassedOn
+	}
+	raw, err := tcp.SyscallConn()
+	if err == nil { // without a copy: a tenant may have lowered the number of descriptors that there can be
+		controlled := raw.Control(func(fd uintptr) { err = s.handOver(fd) })
+		err = errors.Join(err, controlled)
+	}
+	if err != nil {
+		os.Exit(1) // the keeper notices, and replaces this sandbox all the same
+	}
+	return errPassedOn
 }
 
 func (s *server) clean() error {

@@ -36,6 +36,7 @@ type Request struct {
 	Attempt int
 	Token   string
 	TTL     time.Duration
+	Note    string // the owner's, for itself; a renewal without one leaves it
 }
 
 // Lease is the state of the sandbox. The zero value is not usable; see New.
@@ -54,6 +55,8 @@ type View struct {
 	Incarnation int
 	Leases      int
 	Owner       string
+	Attempt     int
+	Note        string
 	Expires     time.Time
 }
 
@@ -71,6 +74,9 @@ func (l *Lease) Take(now time.Time, r Request) (renewed bool, err error) {
 			return false, fmt.Errorf("%w (%s, attempt %d)", ErrBusy, l.held.Owner, l.held.Attempt)
 		}
 		renewed = true
+		if r.Note == "" {
+			r.Note = l.held.Note
+		}
 	default:
 		l.leases++
 	}
@@ -118,7 +124,8 @@ func (l *Lease) Residue() string { return l.residue }
 // See returns the state at a moment.
 func (l *Lease) See(now time.Time) View {
 	l.Expire(now)
-	return View{State: l.state, Incarnation: l.incarnation, Leases: l.leases, Owner: l.held.Owner, Expires: l.expires}
+	return View{State: l.state, Incarnation: l.incarnation, Leases: l.leases, Owner: l.held.Owner, Attempt: l.held.Attempt,
+		Note: l.held.Note, Expires: l.expires}
 }
 
 // Same compares secrets in constant time. An empty secret equals nothing.

@@ -97,18 +97,11 @@ func count(n uintptr, errno syscall.Errno) int {
 
 // restore puts the attributes of a scratch folder back as far as the daemon may; Verify decides.
 func (a attrs) restore(path string) {
-	_ = os.Chmod(path, os.FileMode(a.mode&0o777)|sticky(a.mode))
+	_ = syscall.Chmod(path, a.mode&0o7777) // of a volume with a group, the bit that gives it to files too
 	_ = entry{xattrs: a.xattrs}.setXattrs(path)
 	if flags := a.flags; readFlags(path) != flags {
 		ioctlFlags(path, setFlags, &flags)
 	}
-}
-
-func sticky(mode uint32) fs.FileMode {
-	if mode&syscall.S_ISVTX != 0 {
-		return fs.ModeSticky
-	}
-	return 0
 }
 
 // stamp is one entry of the upper directory. The change time cannot be set from inside, so any

@@ -220,15 +220,27 @@ func TestAutoTakesTheCheapest(t *testing.T) {
 		{all, "/u", overlay}, {all, "", paths}, {onlyGit, "", git}, {onlyCommand, "", command}, {Reset{}, "", recreate},
 		{Reset{Method: paths}, "/u", overlay}, {Reset{Method: recreate}, "/u", recreate}, {Reset{Method: git, Paths: []string{"/a"}}, "", git},
 	} {
-		if got := c.reset.choose(c.upper); got != c.want {
+		if got := c.reset.choose(c.upper, false); got != c.want {
 			t.Errorf("%+v with upper %q: %s, want %s", c.reset, c.upper, got, c.want)
+		}
+	}
+	for _, c := range []struct { // where the root is read-only
+		reset Reset
+		upper string
+		want  string
+	}{
+		{Reset{}, "", emptying}, {Reset{Method: auto}, "", emptying}, {Reset{}, "/u", overlay}, {onlyCommand, "", command},
+		{Reset{Method: recreate}, "", recreate},
+	} {
+		if got := c.reset.choose(c.upper, true); got != c.want {
+			t.Errorf("%+v with upper %q, sealed: %s, want %s", c.reset, c.upper, got, c.want)
 		}
 	}
 	for words, reset := range map[string]Reset{
 		"reset.method: overlay": {Method: overlay}, "reset.method: \"magic\"": {Method: "magic", TimeoutSeconds: 1},
-		"reset.timeoutSeconds": {Method: paths, Paths: []string{"/a"}},
+		"reset.timeoutSeconds": {Method: paths, Paths: []string{"/a"}}, "reset.method: scratch": {Method: emptying},
 	} {
-		if _, _, err := reset.prepare("", nil, nil); err == nil || !strings.HasPrefix(err.Error(), words) {
+		if _, _, err := reset.prepare("", false, nil, nil); err == nil || !strings.HasPrefix(err.Error(), words) {
 			t.Errorf("%s: %v", words, err)
 		}
 	}

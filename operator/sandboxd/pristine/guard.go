@@ -12,6 +12,8 @@ const (
 	maxGuarded   = 300_000  // entries, about 100 bytes each in the daemon's memory
 	maxLooseFile = 64 << 10 // /etc/hosts and its like
 	writeAccess  = 2        // W_OK
+	readAccess   = 4        // R_OK
+	searchAccess = 1        // X_OK
 )
 
 // kernelKinds are file systems whose files are the kernel's, not a tenant's.
@@ -81,6 +83,9 @@ func (g *guard) add(root string, places []string) error {
 		if path != root && slices.Contains(places, path) {
 			return errSkip
 		}
+		if closed(path, st) {
+			return errSkip
+		}
 		if _, shared := g.shared[path]; shared || !mayWrite(path, st) {
 			return nil
 		}
@@ -100,6 +105,14 @@ func (g *guard) add(root string, places []string) error {
 		g.stamps[path] = stamp{attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid}, st.Ino, st.Ctim}
 		return nil
 	})
+}
+
+// closed says that a folder is another user's and shut to us: commands are the same user, without the rights of
+// root, and get no further than we do.
+func closed(path string, st *syscall.Stat_t) bool {
+	euid := os.Geteuid()
+	return st.Mode&syscall.S_IFMT == syscall.S_IFDIR && euid != 0 && int(st.Uid) != euid &&
+		syscall.Access(path, readAccess|searchAccess) != nil
 }
 
 func mayWrite(path string, st *syscall.Stat_t) bool {

@@ -16,6 +16,7 @@ const (
 	paths    = "paths"    // declared folders are swapped for a prepared copy
 	git      = "git"      // a declared repository goes back to what it was
 	command  = "command"  // the image's own command puts the declared folders back
+	emptying = "scratch"  // nothing can be written but scratch folders, which are emptied
 	recreate = "recreate" // never clean: the owner starts another sandbox
 )
 
@@ -42,8 +43,9 @@ type method interface {
 	owned() (folders, changed []string)
 }
 
-// choose resolves auto: an upper comes first, whatever is declared, because nothing is cheaper or surer.
-func (r Reset) choose(upper string) string {
+// choose resolves auto: an upper comes first, whatever is declared, because nothing is cheaper or surer. A sealed root
+// is one that is read-only.
+func (r Reset) choose(upper string, sealed bool) string {
 	switch {
 	case r.Method != auto && r.Method != "" && (upper == "" || r.Method == recreate):
 		return r.Method
@@ -55,14 +57,16 @@ func (r Reset) choose(upper string) string {
 		return git
 	case len(r.Command) > 0:
 		return command
+	case sealed:
+		return emptying
 	}
 	return recreate
 }
 
 // prepare makes a method ready, and with that proves that it works here; its error names the field.
-func (r Reset) prepare(upper string, scratch []string, run Run) (name string, m method, err error) {
-	name = r.choose(upper)
-	if name != overlay && name != recreate && r.TimeoutSeconds <= 0 {
+func (r Reset) prepare(upper string, sealed bool, scratch []string, run Run) (name string, m method, err error) {
+	name = r.choose(upper, sealed)
+	if !slices.Contains([]string{overlay, emptying, recreate}, name) && r.TimeoutSeconds <= 0 {
 		return name, nil, fmt.Errorf("reset.timeoutSeconds: %v is not above 0", r.TimeoutSeconds)
 	}
 	switch name {
@@ -71,6 +75,11 @@ func (r Reset) prepare(upper string, scratch []string, run Run) (name string, m 
 			return name, nil, errors.New("reset.method: overlay needs a root whose changes go to an upper folder, and there is none: use paths, git, command or recreate")
 		}
 		return name, nil, nil
+	case emptying:
+		if !sealed {
+			return name, nil, errors.New("reset.method: scratch needs a root that is read-only: mount it so, or use paths, git, command or recreate")
+		}
+		m = nothing{}
 	case recreate:
 		return name, nil, nil
 	case paths:
@@ -80,10 +89,17 @@ func (r Reset) prepare(upper string, scratch []string, run Run) (name string, m 
 	case command:
 		m, err = newProgram(r.Command, r.Paths, scratch, run, seconds(r.TimeoutSeconds))
 	default:
-		return name, nil, fmt.Errorf("reset.method: %q is not one of auto, overlay, paths, git, command, recreate", r.Method)
+		return name, nil, fmt.Errorf("reset.method: %q is not one of auto, overlay, paths, git, command, scratch, recreate", r.Method)
 	}
 	return name, m, err
 }
+
+// nothing is the method where nothing is to be brought back.
+type nothing struct{}
+
+func (nothing) restore(time.Duration) error        { return nil }
+func (nothing) verify(bool) error                  { return nil }
+func (nothing) owned() (folders, changed []string) { return nil, nil }
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 

@@ -14,7 +14,6 @@
 package pristine
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -35,8 +34,6 @@ const (
 	thoroughEvery = 16
 )
 
-var networkTables = []string{"dev", "unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6"}
-
 // Config is what a baseline is of.
 type Config struct {
 	Scratch []string // folders that are emptied; they must be empty
@@ -51,15 +48,15 @@ type Config struct {
 type Baseline struct {
 	scratch []string
 	upper   string
-	mounts  []byte
+	process Process
 	network []byte // counters of the devices and the tables of sockets, nil if they are not the sandbox's alone
 	started time.Time
-	inherited
 	folders map[string]attrs
 	changes map[string]stamp
 	// terminals belong to whoever mounted them; their entries go with the processes that opened them.
 	terminals map[string]attrs
 	name      string // of the method
+	why       string // nothing better than recreate works where nothing is declared
 	method    method // nil where emptying scratch folders is all that can be done
 	guard     *guard // nil without a method
 	keyrings  *keyrings
@@ -81,16 +78,13 @@ func Record(c Config) (*Baseline, error) {
 	}
 	b := &Baseline{scratch: scratch, upper: c.Upper, folders: map[string]attrs{}, started: time.Now(), name: overlay}
 	var err error
-	if b.mounts, err = os.ReadFile(mountTable); err != nil {
+	if b.process, err = RecordProcess(); err != nil {
 		return nil, err
 	}
 	if c.OwnNetwork {
 		if b.network, err = readNetwork(); err != nil {
 			return nil, err
 		}
-	}
-	if b.inherited, err = readInherited(); err != nil {
-		return nil, err
 	}
 	b.terminals = map[string]attrs{}
 	for _, path := range []string{terminals, terminals + "/ptmx"} {
@@ -111,7 +105,7 @@ func Record(c Config) (*Baseline, error) {
 		}
 	}
 	if c.Reset != nil {
-		if err := b.prepare(*c.Reset, c.Run); err != nil {
+		if err := b.prepare(*c.Reset, isSealed(), c.Run); err != nil {
 			return nil, err
 		}
 	}
@@ -123,15 +117,30 @@ func Record(c Config) (*Baseline, error) {
 	return b, nil
 }
 
-func (b *Baseline) prepare(r Reset, run Run) error {
+func (b *Baseline) prepare(r Reset, sealed bool, run Run) error {
+	err := b.prove(r, sealed, run)
+	switch {
+	case r.Method == emptying || r.choose(b.upper, true) != emptying: // it is not what auto would take
+		return err
+	case !sealed:
+		b.why = "the root is not read-only, and nothing is declared"
+		return err
+	case err != nil: // nobody asked for it
+		b.name, b.method, b.guard, b.why = recreate, nil, nil, err.Error()
+	}
+	return nil
+}
+
+// prove makes the method ready, and with it the watch over what it does not answer for.
+func (b *Baseline) prove(r Reset, sealed bool, run Run) error {
 	mounts, err := readMounts()
-	if err == nil && r.choose(b.upper) != recreate {
+	if err == nil && r.choose(b.upper, sealed) != recreate {
 		err = seesQueues(mounts)
 	}
 	if err != nil {
 		return err
 	}
-	if b.name, b.method, err = r.prepare(b.upper, b.scratch, run); err != nil || b.method == nil {
+	if b.name, b.method, err = r.prepare(b.upper, sealed, b.scratch, run); err != nil || b.method == nil {
 		return err
 	}
 	b.timeout = seconds(r.TimeoutSeconds)
@@ -143,8 +152,28 @@ func (b *Baseline) prepare(r Reset, run Run) error {
 	return err
 }
 
+// isSealed says that the root cannot be written, so that a tenant is left with what is mounted.
+func isSealed() bool {
+	sealed := false
+	mounts, err := readMounts()
+	for _, m := range mounts { // the last one hides the others
+		if m.place == "/" {
+			sealed = !m.writable
+		}
+	}
+	return err == nil && sealed
+}
+
 // Method is the name of the method of reset.
 func (b *Baseline) Method() string { return b.name }
+
+// Refused is why a method that auto would have taken does not work here.
+func (b *Baseline) Refused() map[string]string {
+	if b.why == "" {
+		return nil
+	}
+	return map[string]string{emptying: b.why}
+}
 
 // Restore puts back what can be put back. Call it when no process but the daemon is left.
 func (b *Baseline) Restore() error {
@@ -191,14 +220,7 @@ func (b *Baseline) clear() error {
 
 // Verify returns nil when the sandbox is as it was, else what differs. Every so often it reads everything.
 func (b *Baseline) Verify() error {
-	mounts, err := os.ReadFile(mountTable)
-	if err != nil {
-		return err
-	}
-	if !bytes.Equal(mounts, b.mounts) {
-		return fmt.Errorf("mounts: the mount table differs from the one at start: %s", otherLine(b.mounts, mounts))
-	}
-	if err := b.inherited.verify(); err != nil {
+	if err := b.process.Verify(); err != nil {
 		return err
 	}
 	if err := b.verifyNetwork(); err != nil {
@@ -240,34 +262,6 @@ func (b *Baseline) Verify() error {
 		return fmt.Errorf("%s: %w", b.name, err)
 	}
 	return nil
-}
-
-// verifyNetwork finds what outlives sockets: closed connections keep their ports for a minute, and the
-// kernel remembers peers and counts packets. All of that takes at least one packet.
-func (b *Baseline) verifyNetwork() error {
-	if b.network == nil {
-		return nil
-	}
-	now, err := readNetwork()
-	if err != nil {
-		return err
-	}
-	if !bytes.Equal(now, b.network) {
-		return fmt.Errorf("network: the loopback device was used, or a socket is left")
-	}
-	return nil
-}
-
-func readNetwork() ([]byte, error) {
-	var all []byte
-	for _, table := range networkTables {
-		content, err := os.ReadFile("/proc/self/net/" + table)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // without IPv6 there are fewer
-			return nil, err
-		}
-		all = append(all, content...)
-	}
-	return all, nil
 }
 
 func (b *Baseline) verifyUpper() error {

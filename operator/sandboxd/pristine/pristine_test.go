@@ -144,7 +144,7 @@ func TestQueuesThatNobodySeesAreRefused(t *testing.T) {
 		t.Skip("they are seen here, so no baseline is refused:", err)
 	}
 	for method, refused := range map[string]bool{overlay: true, recreate: false} {
-		err := (&Baseline{upper: t.TempDir()}).prepare(Reset{Method: method}, nil)
+		err := (&Baseline{upper: t.TempDir()}).prepare(Reset{Method: method}, false, nil)
 		if refused != (err != nil && strings.Contains(err.Error(), "message queues")) {
 			t.Errorf("%s: %v", method, err)
 		}
@@ -169,5 +169,44 @@ func TestChangedValueOfAnAttributeIsSeenAndPutBack(t *testing.T) {
 	was.restore(folder)
 	if now, err := readAttrs(folder); err != nil || now != was || getXattr(folder, "user.was") != "1" {
 		t.Errorf("%+v %v", now, err)
+	}
+}
+
+func TestWhatCannotBeProvenWhereNobodyAskedForItIsARecreate(t *testing.T) {
+	unknown := Reset{Method: auto}
+	for name, c := range map[string]struct {
+		sealed bool
+		b      *Baseline
+		want   string
+	}{
+		"written root":      {false, &Baseline{}, "the root is not read-only"},
+		"folder that stays": {true, &Baseline{scratch: []string{"/none"}, folders: map[string]attrs{}}, ""},
+	} {
+		if err := c.b.prepare(unknown, c.sealed, nil); err != nil {
+			t.Fatal(name, err)
+		}
+		why, said := c.b.Refused()[emptying]
+		if c.b.Method() != recreate || c.b.method != nil || c.b.guard != nil || !said || !strings.Contains(why, c.want) {
+			t.Errorf("%s: %s, %q", name, c.b.Method(), why)
+		}
+	}
+}
+
+func TestEveryBitOfTheModeOfAScratchFolderIsPutBack(t *testing.T) {
+	folder := t.TempDir()
+	const mode = 0o3777 // of an emptyDir with a group, and of /tmp
+	if err := syscall.Chmod(folder, mode); err != nil {
+		t.Fatal(err)
+	}
+	was, err := readAttrs(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Chmod(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	was.restore(folder)
+	if now, err := readAttrs(folder); err != nil || now != was {
+		t.Errorf("%o after restore, %v; want %o", now.mode, err, was.mode)
 	}
 }

@@ -1,5 +1,5 @@
-// Package proc starts and ends every process of the sandbox. The daemon is PID 1, so there is
-// one place that reaps, and it is here.
+// Package proc starts and ends every process of the sandbox. The daemon is PID 1, or next to one that only keeps it,
+// so there is one place that reaps, and it is here.
 //
 // Guarantees:
 //  1. A child is registered before it exists, and reaped and recorded under one lock: a signal never
@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,8 @@ const (
 	Grace = 200 * time.Millisecond
 	// KillWait is how long a killed process may take to die (it may sit in an uninterruptible call).
 	KillWait = 5 * time.Second
+
+	prSetChildSubreaper = 36
 )
 
 // ErrClosed says that no process may start now: there is no lease.
@@ -49,6 +52,7 @@ type child struct {
 type Table struct {
 	quick chan struct{} // held by a start that waits for its exec
 	score bool          // whether /proc can be written, where victimScore goes
+	kept  bool          // PID 1 is a keeper's, whom kill(-1) spares as it spares this process
 
 	mu       sync.Mutex // guards what follows
 	open     bool
@@ -61,6 +65,19 @@ func NewTable() *Table {
 	err := syscall.Access("/proc/self/oom_score_adj", writable)
 	return &Table{children: map[*child]struct{}{}, quick: make(chan struct{}, quickStarts),
 		score: !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOENT)}
+}
+
+// Kept is for a daemon that is not PID 1 itself but a child of it, and shall kill all the same. Orphans become its
+// own children then.
+func (t *Table) Kept() error {
+	if os.Getppid() != 1 {
+		return fmt.Errorf("pid: the parent is %d: a daemon that is not PID 1 must be a child of it", os.Getppid())
+	}
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {
+		return fmt.Errorf("prctl: PR_SET_CHILD_SUBREAPER: %w", errno)
+	}
+	t.kept = true
+	return nil
 }
 
 // Open allows starts; it is called when a lease is taken.
@@ -173,7 +190,7 @@ func (t *Table) empty() bool {
 // so a fork bomb cannot outrun it; the loop is for what was dying already.
 func (t *Table) KillAll(wait time.Duration) error {
 	t.close()
-	if os.Getpid() != 1 {
+	if os.Getpid() != 1 && !t.kept {
 		return errors.New("kill(-1) refused: the daemon is not PID 1 of a sandbox")
 	}
 	deadline := time.Now().Add(wait)
@@ -191,7 +208,40 @@ func (t *Table) KillAll(wait time.Duration) error {
 	}
 }
 
-// Others lists every process of the sandbox but PID 1.
+// Kill closes the table and kills everybody once, without waiting. What is killed starts no process any more, so that
+// the next sandbox may be made while this one dies.
+func (t *Table) Kill() error {
+	t.close()
+	if os.Getpid() != 1 {
+		return errors.New("kill(-1) refused: not PID 1")
+	}
+	if err := syscall.Kill(-1, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("kill(-1): %w", err)
+	}
+	return nil
+}
+
+// Left waits until no process but this and one other is left, and kills whoever came meanwhile.
+func (t *Table) Left(other int, wait time.Duration) error {
+	deadline := time.Now().Add(wait)
+	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 5*time.Millisecond) {
+		t.Reap()
+		left, err := Others()
+		left = slices.DeleteFunc(left, func(pid int) bool { return pid == other })
+		if err == nil && len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes: %d left %v after SIGKILL", len(left), wait)
+		}
+		for _, pid := range left {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// Others lists every process of the sandbox but PID 1 and this one.
 func Others() ([]int, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -204,7 +254,7 @@ func Others() ([]int, error) {
 	}
 	var pids []int
 	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil && pid != 1 {
+		if pid, err := strconv.Atoi(name); err == nil && pid != 1 && pid != os.Getpid() {
 			pids = append(pids, pid)
 		}
 	}
