@@ -5,6 +5,7 @@ Guarantees:
 2. A body with a field that is not known, or without one that is needed, is refused.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +20,7 @@ from agentfly.resources.errors import (
     StartFailed,
     Timeout,
 )
-from agentfly.resources.lease import Request, Scope
+from agentfly.resources.lease import PoolStatus, Request, Scope
 from agentfly.resources.spec import AnySpec, ResourceSpec, parse_spec
 
 ACQUIRE = "/v1/acquire"
@@ -27,23 +28,42 @@ ACQUIRE_MANY = "/v1/acquire_many"
 RELEASE = "/v1/release"
 RELEASE_OWNER = "/v1/release_owner"
 HEARTBEAT = "/v1/heartbeat"
+RESTORE = "/v1/restore"
 DEMAND = "/v1/demand"
 RESET = "/v1/reset"
 # For people and monitors: the same for every version.
 POOLS = "/pools"
 LEASES = "/leases"
 METRICS = "/metrics"
+HEALTH = "/healthz"
+
+
+class NotReady(Infra):
+    """The broker starts or ends: what was asked for was not begun, and may be asked for again."""
+
+
+class Unauthorized(ResourceError):
+    """The broker does not know the token that came with the request."""
+
 
 STATUS_OF: dict[type[ResourceError], int] = {
     Timeout: 504,
     Saturated: 429,
     LeaseLost: 410,
     StartFailed: 503,
+    NotReady: 503,
     Infra: 502,
+    Unauthorized: 401,
     SpecMismatch: 409,
     PoolNotFound: 404,
     ResourceError: 400,
 }
+_COUNTS = ("max", "min", "ready", "leased", "starting", "resetting", "stopping")
+NO_POOL = PoolStatus.model_validate(
+    {"kind": "", "reason": "InvalidSpec", "quarantined": {}}
+    | dict.fromkeys((*_COUNTS, "queued", "starts", "resets", "failures"), 0)
+)
+"""Of a pool that is not served, so that there are no counts."""
 FIELDS = ("retry_after", "incarnation", "reason")  # of errors, beside message and hints
 _TYPES = {kind.__name__: kind for kind in STATUS_OF}
 
@@ -90,12 +110,16 @@ class Wanted(Body):
 
 
 class AcquireManyBody(Body):
-    """``deadline_s`` is how long the broker may wait, in seconds."""
+    """``deadline_s`` is how long the broker may wait, in seconds.
+
+    ``records`` are those of leases that the owner holds under these keys, see ``records``.
+    """
 
     requests: list[Wanted]
     owner: str
     attempt: int = 0
     deadline_s: float = Field(default=600.0, ge=0)
+    records: list[str] = []
 
 
 class AcquireBody(Wanted):
@@ -104,6 +128,7 @@ class AcquireBody(Wanted):
     owner: str
     attempt: int = 0
     deadline_s: float = Field(default=600.0, ge=0)
+    records: list[str] = []
 
 
 class ReleaseBody(Body):
@@ -126,6 +151,12 @@ class HeartbeatBody(Body):
     lease_ids: list[str]
 
 
+class RestoreBody(Body):
+    """Records of leases that this broker does not know."""
+
+    records: list[str]
+
+
 class DemandBody(Body):
     """How many members of each image of a pool an owner will need, soonest first."""
 
@@ -138,6 +169,17 @@ class ResetBody(Body):
     """A lease whose member is to be pristine."""
 
     lease_id: str
+
+
+def pools_to_wire(
+    pools: Mapping[str, PoolStatus], problems: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Any]]:
+    """What the broker says of its pools, and of those that it cannot serve as they are written."""
+    told = {name: {**status.model_dump(), "problems": []} for name, status in pools.items()}
+    for name, texts in problems.items():
+        told.setdefault(name, {**NO_POOL.model_dump(), "message": texts[0] if texts else ""})
+        told[name]["problems"] = list(texts)
+    return told
 
 
 def error_to_wire(error: ResourceError) -> tuple[int, dict[str, Any]]:
