@@ -11,10 +11,12 @@ from agentfly.api.common import (
     ModelRef,
     PoolUse,
     Rollout,
+    Strategy,
     TasksRef,
     Timeouts,
 )
-from agentfly.api.resourcepool import ResourcePool, ResourcePoolSpec, ResourcePoolStatus
+from agentfly.api.poolstatus import ResourcePoolStatus
+from agentfly.api.resourcepool import ResourcePool, ResourcePoolSpec
 from agentfly.api.rolloutjob import RolloutJob, RolloutJobSpec, RolloutJobStatus
 from agentfly.api.trainingrun import TrainingRun, TrainingRunSpec, TrainingRunStatus
 
@@ -36,6 +38,7 @@ __all__ = [
     "RolloutJob",
     "RolloutJobSpec",
     "RolloutJobStatus",
+    "Strategy",
     "TasksRef",
     "Timeouts",
     "TrainingRun",

@@ -10,6 +10,7 @@ Guarantees:
 Not here: the schema made from the models (`agentfly.api.crd`), reading files (`agentfly.api.load`).
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -25,7 +26,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 INT32_MAX = 2**31 - 1
 NAME_MAX = 40
 """Longest object name: 63 (a DNS label) less what the suffixes of children need (`-inference-0-xxxxx`)."""
-NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""Of an object: as of a Service, which some have one of, and which begins with a letter."""
 
 RULES_BROKEN = "agentfly_rules"
 """Error type under which pydantic reports broken rules; `ctx["broken"]` is the list of rules."""
@@ -90,6 +92,22 @@ class ApiModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+def untouched(where: str, model: type[ApiModel]) -> str:
+    """CEL that the block of a model has its defaults: the block itself is at ``where``."""
+    parts: list[str] = []
+    for name, info in model.model_fields.items():
+        path = f"{where}.{info.alias or name}"
+        if info.default is None:
+            parts.append(f"!has({path})")
+        elif isinstance(info.default, ApiModel):
+            parts.append(untouched(path, type(info.default)))
+        elif isinstance(info.default, str | int | float):
+            parts.append(f"{path} == {json.dumps(info.default)}")
+        else:
+            parts.append(f"size({path}) == 0")
+    return " && ".join(parts)
+
+
 def _unique(values: tuple[str, ...]) -> tuple[str, ...]:
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
@@ -121,9 +139,8 @@ class Metadata(ApiModel):
     """metav1.ObjectMeta. People write the first four fields, the API server the others."""
 
     name: Name = Field(
-        description="Name of the object, unique for its kind in the namespace: lower case letters, digits "
-        "and "
-        f"'-', at most {NAME_MAX} characters."
+        description="Name of the object, unique for its kind in the namespace: a lower case letter, then "
+        f"lower case letters, digits and '-', at most {NAME_MAX} characters."
     )
     namespace: str | None = Field(default=None, description="Namespace. Absent: the one of the caller.")
     labels: dict[str, str] = Field(default={}, description="Labels. Absent: none.")

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from agentfly.api.base import ApiModel, Args, Int, Metadata, Rule
+from agentfly.api.pods import LABEL_KEY_PATTERN, EnvVars, ObjectName, Placement
+from agentfly.api.quantity import Cpu, Memory
 
 ENTRYPOINT_PATTERN = r"^([^:]+\.py|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -84,7 +86,8 @@ class ModelRef(ApiModel):
         default=None,
         min_length=1,
         max_length=4096,
-        description="Directory in Hugging Face layout, relative to the manifest. Absent: what build makes.",
+        description="Directory in Hugging Face layout, relative to the manifest; in a cluster "
+        "/agentfly-cache/DIR is DIR on the claim of storage. Absent: what build makes.",
     )
     build: ModelBuild | None = Field(
         default=None, description="How to make the model when path is absent. Absent: path must be set."
@@ -97,6 +100,113 @@ class ModelRef(ApiModel):
             hint="set path to a directory in Hugging Face layout",
         ),
     )
+
+
+class Source(ApiModel):
+    """Where a cluster has the folder of the manifest: agent, tasks, scripts. One machine does not read this
+    block.
+    """
+
+    config_map: ObjectName | None = Field(
+        default=None,
+        description="ConfigMap whose keys are the files of the folder. Absent: another field is set.",
+    )
+    claim: ObjectName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim with the folder. Absent: configMap or the image has it.",
+    )
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Folder on the claim, or in the image, whose working folder it is relative to. "
+        "Absent: the claim's root, or the working folder of the image.",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="!has(self.configMap) || (!has(self.claim) && !has(self.path))",
+            holds=lambda self: self.config_map is None or (self.claim is None and self.path is None),
+            field="configMap",
+            problem="is a whole folder, and claim or path name another one",
+            hint="keep configMap alone, or claim with path",
+        ),
+        Rule(
+            cel="!has(self.path) || !self.path.split('/').exists(part, part == '..')",
+            holds=lambda self: self.path is None or ".." not in self.path.split("/"),
+            field="path",
+            problem="leaves its volume by ..",
+            hint="name a folder below it",
+        ),
+        Rule(
+            cel="!has(self.claim) || !has(self.path) || !self.path.startsWith('/')",
+            holds=lambda self: self.claim is None or self.path is None or not self.path.startswith("/"),
+            field="path",
+            problem="is absolute, and a folder of a claim is named from its root",
+            hint="remove the slash it begins with",
+        ),
+    )
+
+
+REACHABLE_MODEL = Rule(
+    cel="(!has(self.source.configMap) && !has(self.source.claim)) || !has(self.model.path) "
+    "|| self.model.path.startsWith('/')",
+    holds=lambda self: (
+        (self.source.config_map is None and self.source.claim is None)
+        or self.model.path is None
+        or self.model.path.startswith("/")
+    ),
+    field="model",
+    problem="has a path in source, which the policy's servers do not have",
+    hint="put the model on the claim of storage and set model.path to /agentfly-cache/DIR",
+)
+"""Of every spec with a model and a source."""
+
+
+class Storage(ApiModel):
+    """Where a cluster keeps what a run or job writes. One machine does not read this block."""
+
+    claim: ObjectName = Field(
+        description="PersistentVolumeClaim with access mode ReadWriteMany, or ReadWriteOnce where all pods "
+        "are on one node. Every pod has it at /agentfly-cache: model, weights, checkpoints, trajectories, "
+        "logs. It is never deleted.",
+    )
+
+
+class RolePod(ApiModel):
+    """The pods of a role in a cluster. One machine does not read this block."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Image, best with its digest. Absent: the operator's for this role.",
+    )
+    cpu: Cpu | None = Field(default=None, description="CPU cores to ask for. Absent: none are promised.")
+    memory: Memory | None = Field(
+        default=None,
+        description="Memory, requested and at most; sharedMemory counts to it. Absent: what the node has.",
+    )
+    shared_memory: Memory = Field(default="2Gi", description="Size of /dev/shm. Default 2Gi.")
+    ephemeral_storage: Memory | None = Field(
+        default=None,
+        description="Disk of the node for /tmp, logs and the image's writes, to ask for. Absent: none is "
+        "promised.",
+    )
+    env: EnvVars = Field(
+        default=(),
+        description="Further environment variables, each as {name: A, value: B} or {name: HF_TOKEN, "
+        "valueFrom: {secretKeyRef: {name: hub, key: token}}}; they win over the operator's. Absent: none.",
+    )
+    runtime_class_name: ObjectName | None = Field(
+        default=None, description="RuntimeClass of the pods, such as nvidia. Absent: that of the cluster."
+    )
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu",
+        max_length=317,
+        pattern=LABEL_KEY_PATTERN,
+        description="What nodes call their GPUs. Default nvidia.com/gpu.",
+    )
+    placement: Placement = Field(default=Placement(), description="Where the pods run. Absent: its defaults.")
 
 
 class Timeouts(ApiModel):
@@ -129,8 +239,62 @@ class Timeouts(ApiModel):
     )
 
 
+HISTORY = 2
+"""Turns that a prompt of a Step shows where nothing is said."""
+
+
+class Strategy(ApiModel):
+    """How a rollout goes from its prompt to its last turn."""
+
+    type: Literal["Chain", "Step"] = Field(
+        default="Chain",
+        description="Chain: one growing conversation. Step: every turn has a prompt of its own, of the task "
+        "and the last turns. Default Chain.",
+    )
+    when_full: Literal["Stop", "DropOldest", "Summarise"] = Field(
+        default="Stop",
+        description="What a Chain does when maxContextTokens leaves no room: end; leave the oldest turns out "
+        "of the prompt; or let the policy write down what it needs, and go on from that. Default Stop.",
+    )
+    history: Int | None = Field(
+        default=None, ge=0, description=f"Turns that the prompts of a Step show. Absent: {HISTORY}."
+    )
+    prompt_builder: str | None = Field(
+        default=None,
+        max_length=512,
+        pattern=ENTRYPOINT_PATTERN,
+        description="Function from an agentfly.rollout.StepView to the chat messages of a Step's prompt. "
+        f"Absent: the agent's prompt, then the last turns. {REFERENCE}",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="self.type == 'Step' || (!has(self.history) && !has(self.promptBuilder))",
+            holds=lambda self: self.type == "Step" or (self.history is None and self.prompt_builder is None),
+            field="type",
+            problem="is Chain, and history and promptBuilder are of a Step",
+            hint="set type to Step, or remove history and promptBuilder",
+        ),
+        Rule(
+            cel="self.type == 'Chain' || self.whenFull == 'Stop'",
+            holds=lambda self: self.type == "Chain" or self.when_full == "Stop",
+            field="whenFull",
+            problem="is of a Chain, and a Step's prompts are as long as its promptBuilder makes them",
+            hint="remove whenFull, or set type to Chain",
+        ),
+    )
+
+    @property
+    def turns_shown(self) -> int:
+        """By the prompts of a Step."""
+        return HISTORY if self.history is None else self.history
+
+
 class Rollout(ApiModel):
     """How one task becomes trajectories."""
+
+    strategy: Strategy = Field(
+        default=Strategy(), description="From turn to turn, as {type: Step}. Absent: its defaults."
+    )
 
     group_size: Int = Field(default=8, ge=1, description="Rollouts of each task. Default 8.")
     concurrency: Int = Field(default=64, ge=1, description="Rollouts in flight at the same time. Default 64.")
@@ -182,6 +346,18 @@ class Rollout(ApiModel):
             problem="leaves no room below maxContextTokens",
             hint="set maxTokensPerTurn to less than maxContextTokens",
         ),
+        Rule(
+            cel="self.strategy.whenFull != 'Summarise' || "
+            "self.maxPromptTokens + 2 * self.maxTokensPerTurn < self.maxContextTokens",
+            holds=lambda self: (
+                self.strategy.when_full != "Summarise"
+                or self.max_prompt_tokens + 2 * self.max_tokens_per_turn < self.max_context_tokens
+            ),
+            field="maxContextTokens",
+            problem="has no room for a prompt, an answer and a summary: it is at most maxPromptTokens + "
+            "2 * maxTokensPerTurn",
+            hint="raise maxContextTokens or lower maxTokensPerTurn",
+        ),
     )
 
 
@@ -202,6 +378,7 @@ class Inference(ApiModel):
     args: Args = Field(
         default=(), description="Further arguments of vllm serve; the last wins. Absent: none."
     )
+    pod: RolePod = Field(default=RolePod(), description="Their pods. Absent: its defaults.")
 
 
 class PoolUse(ApiModel):

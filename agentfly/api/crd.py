@@ -60,6 +60,24 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The paths by which `kubectl scale` and autoscalers know a kind."""
+
+    wanted: str
+    found: str
+    selector: str
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What may change only in some states of an object: a rule over `self` and `oldSelf`, whole objects."""
+
+    cel: str
+    message: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Kind:
     """What a CRD says beside its schema."""
 
@@ -67,6 +85,8 @@ class Kind:
     plural: str
     short: str
     columns: tuple[Column, ...]
+    scale: Scale | None = None
+    transitions: tuple[Transition, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,8 +115,11 @@ KINDS = (
             Column("Queued", "integer", ".status.queue.pending"),
             Column("Max", "integer", ".spec.capacity.max"),
             Column("Reason", "string", _reason("Ready")),
+            Column("Hit%", "string", ".status.rates.warmHitPercent", priority=1),
+            Column("P99", "integer", ".status.rates.acquireP99Milliseconds", priority=1),
             _AGE,
         ),
+        Scale(".spec.capacity.min", ".status.members.total", ".status.selector"),
     ),
     Kind(
         RolloutJob,
@@ -109,9 +132,12 @@ KINDS = (
             Column("Masked", "integer", ".status.tasks.masked"),
             Column("Failed", "integer", ".status.tasks.failed"),
             Column("Reward", "string", ".status.reward.mean"),
+            Column("Workers", "integer", ".status.workers", priority=1),
+            Column("Shards", "integer", ".status.shards.done", priority=1),
             Column("Reason", "string", _reason("Finished"), priority=1),
             _AGE,
         ),
+        Scale(".spec.workers.count", ".status.workers", ".status.selector"),
     ),
     Kind(
         TrainingRun,
@@ -124,8 +150,21 @@ KINDS = (
             Column("Reward", "string", ".status.progress.metrics.reward"),
             Column("Attempt", "integer", ".status.attempt"),
             Column("Checkpoint", "integer", ".status.checkpoint.latestStep", priority=1),
-            Column("Reason", "string", _reason("Finished"), priority=1),
+            Column("Engine", "string", ".status.engine.kind", priority=1),
+            Column("ETA", "integer", ".status.progress.etaSeconds", priority=1),
+            Column("Reason", "string", _reason("Reconciling"), priority=1),
             _AGE,
+        ),
+        transitions=(
+            Transition(
+                "self.spec.trainer == oldSelf.spec.trainer || !has(oldSelf.status) "
+                "|| !has(oldSelf.status.attempt) || oldSelf.status.attempt == 0 "
+                "|| (has(oldSelf.status.conditions) && oldSelf.status.conditions.exists(condition, "
+                "condition.type == 'Suspended' && condition.status == 'True'))",
+                "spec.trainer is immutable while the run is not suspended; set spec.suspend to true, wait "
+                "for the condition Suspended, then change it",
+                ".spec.trainer",
+            ),
         ),
     ),
 )
@@ -218,7 +257,7 @@ def _rules_by_model() -> dict[str, Sequence[Rule]]:
     return found
 
 
-def schema(model: type[ApiModel]) -> Schema:
+def schema(model: type[ApiModel], transitions: Sequence[Transition] = ()) -> Schema:
     """The structural `openAPIV3Schema` of a kind."""
     raw = model.model_json_schema(by_alias=True)
     defs = raw.get("$defs", {})
@@ -227,9 +266,13 @@ def schema(model: type[ApiModel]) -> Schema:
     spec = _Builder(defs, rules, defaults=True).build(properties["spec"])
     status = _Builder(defs, rules, defaults=False).build(properties["status"])
     name = {"type": "string", "maxLength": NAME_MAX, "pattern": NAME_PATTERN}
+    rules_of_change = [
+        {"rule": each.cel, "message": each.message, "fieldPath": each.path} for each in transitions
+    ]
     return {
         "description": raw["description"],
         "type": "object",
+        **({VALIDATIONS: rules_of_change} if rules_of_change else {}),
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
@@ -246,14 +289,25 @@ def _column(column: Column) -> Schema:
     return {**entry, "priority": column.priority} if column.priority else entry
 
 
+def _subresources(kind: Kind) -> Schema:
+    made: Schema = {"status": {}}
+    if kind.scale is not None:
+        made["scale"] = {
+            "specReplicasPath": kind.scale.wanted,
+            "statusReplicasPath": kind.scale.found,
+            "labelSelectorPath": kind.scale.selector,
+        }
+    return made
+
+
 def crd(kind: Kind) -> Schema:
     """The CustomResourceDefinition of a kind as data."""
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": schema(kind.model)},
-        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": schema(kind.model, kind.transitions)},
+        "subresources": _subresources(kind),
         "additionalPrinterColumns": [_column(column) for column in kind.columns],
     }
     names = {

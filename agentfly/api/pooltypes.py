@@ -1,7 +1,8 @@
 """What the members of a ResourcePool are: one block for each type.
 
 Guarantees:
-1. A field means the same on every platform; one that a platform does not read says so.
+1. A field means the same on every platform; one that a platform does not read says so. What a platform
+   cannot give is refused there (`agentfly.broker.pools`).
 2. Credentials are references, never values.
 """
 
@@ -12,12 +13,22 @@ from pydantic import Field, JsonValue
 
 from agentfly.api.base import ApiModel, Args, Int, Rule
 from agentfly.api.common import ENTRYPOINT_PATTERN, REFERENCE, DType
-from agentfly.api.quantity import Cpu, Memory
+from agentfly.api.pods import (
+    LABEL_KEY_PATTERN,
+    VARIABLE_PATTERN,
+    EnvVars,
+    ObjectName,
+    SecretKey,
+    SecretSource,
+)
+from agentfly.api.quantity import Cpu, Memory, parse
 
 URL_PATTERN = "^https?://"
-VARIABLE_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 ENV_MAX = 32 * 1024
 """Characters of a sandbox's environment: what its daemon reads at the start is bounded."""
+
+VLLM_IMAGE = "vllm/vllm-openai:v0.24.0"
+"""Image of model servers in a cluster, unless the pool names one."""
 
 Path = Annotated[str, Field(min_length=2, max_length=1024, pattern="^/")]
 
@@ -35,11 +46,14 @@ def _needs(method: str, field: str, cel: str, example: str) -> Rule:
 class Reset(ApiModel):
     """How a container is made pristine between two holders; verified in every case."""
 
-    method: Literal["Auto", "Overlay", "Paths", "Git", "Command", "Recreate"] = Field(
+    method: Literal["Auto", "Overlay", "OverlaySharedPID", "Paths", "Git", "Command", "Recreate"] = Field(
         default="Auto",
-        description="Overlay: what was written is dropped. Paths: declared folders are swapped for a "
-        "prepared copy. Git: a declared repository goes back to its commit. Command: the image's own. "
-        "Recreate: a new container. Auto: the first of these that works. Default Auto.",
+        description="Overlay: what was written is dropped. OverlaySharedPID: the same in a cluster, where a "
+        "member has no process namespace of its own. Paths: declared folders are swapped for a prepared "
+        "copy. Git: a declared repository goes back to its commit. Command: the image's own. Recreate: a new "
+        "container. Auto: the first of these that works, in a cluster the best that security.podSecurity "
+        "and the node permit, Scratch among them: where nothing else can be written, scratch folders are "
+        "emptied; status.reset says which. Default Auto.",
     )
     paths: tuple[Path, ...] = Field(
         default=(),
@@ -62,6 +76,38 @@ class Reset(ApiModel):
 _FORM_ALONE = "^(dir|tar|oci|oci-archive|docker-archive|packages):$"
 
 
+class Requests(ApiModel):
+    """What a member is promised, of what it may use."""
+
+    cpu: Cpu | None = Field(default=None, description="CPU cores. Absent: as many as its limit.")
+    memory: Memory | None = Field(default=None, description="Memory. Absent: as much as its limit.")
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.cpu) || has(self.memory)",
+            holds=lambda self: self.cpu is not None or self.memory is not None,
+            problem="cpu or memory must be set",
+            hint="write {cpu: 100m}",
+        ),
+    )
+
+
+def _within_limit(resource: Literal["cpu", "memory"], example: str) -> Rule:
+    def holds(self: "Container") -> bool:
+        wanted = getattr(self.requests, resource, None)
+        return wanted is None or parse(str(wanted)) <= parse(str(getattr(self, resource)))
+
+    text = "string(self.{})" if resource == "cpu" else "self.{}"  # a number or text; to convert text costs
+    wanted, limit = text.format(f"requests.{resource}"), text.format(resource)
+    return Rule(
+        cel=f"!has(self.requests) || !has(self.requests.{resource}) || "
+        f"quantity({wanted}).asApproximateFloat() <= quantity({limit}).asApproximateFloat()",
+        holds=holds,
+        field="requests",
+        problem=f"has more {resource} than {resource}, which is the limit",
+        hint=f"lower requests.{resource} or raise {resource}, as in {example}",
+    )
+
+
 class Container(ApiModel):
     """A sandbox: one container in which tools run commands."""
 
@@ -71,19 +117,25 @@ class Container(ApiModel):
         max_length=1024,
         description="Root file system. Bubblewrap: host for this machine's own, read-only under an overlay; "
         "a directory, tar:PATH, oci:PATH[:NAME], oci-archive:PATH[:NAME] or docker-archive:PATH[:NAME], "
-        "relative to the manifest; or packages:SUITE/PACKAGE,PACKAGE of Debian. Else an image of a registry "
-        "such as python:3.12. Default host.",
+        "relative to the manifest; or packages:SUITE/PACKAGE,PACKAGE of Debian. Else, and in a cluster "
+        "always, an image of a registry such as python:3.12. Default host.",
     )
     runtime: Literal["Bubblewrap", "ContainerCLI", "Enroot"] = Field(
         default="Bubblewrap",
         description="What runs it on one machine: Bubblewrap needs no engine, ContainerCLI uses docker, "
-        "podman or nerdctl. A cluster does not read this. Default Bubblewrap.",
+        "podman or nerdctl. In a cluster members are pods, and this is not read. Default Bubblewrap.",
     )
     cpu: Cpu = Field(
         default=1, description='CPU cores: a whole number, or text such as "0.5" or 500m. Default 1.'
     )
     memory: Memory = Field(
         default="256Mi", description="Memory limit, bytes with a unit such as 256Mi. Default 256Mi."
+    )
+    requests: Requests | None = Field(
+        default=None,
+        description="What a node of a cluster sets aside for each member, as {cpu: 100m}: less than the "
+        "limits lets more members on it than could all work at once. capacity.quota counts it. One machine "
+        "sets nothing aside. Absent: cpu and memory.",
     )
     disk: Memory | None = Field(
         default=None,
@@ -97,7 +149,11 @@ class Container(ApiModel):
         description=f"Environment of commands, at most {ENV_MAX} characters of names and values together. "
         "Absent: none.",
     )
-    network: bool = Field(default=False, description="Whether commands reach the network. Default false.")
+    network: bool = Field(
+        default=False,
+        description="Whether commands reach the network: on one machine all that the machine reaches, in a "
+        "cluster what security.egress says. Default false.",
+    )
     workdir: str = Field(
         default="/workspace",
         max_length=1024,
@@ -105,7 +161,16 @@ class Container(ApiModel):
         description="Absolute directory in which commands start. Default /workspace.",
     )
     reset: Reset = Field(default=Reset(), description="Between two holders. Absent: its defaults.")
+
+    def counted(self, resource: Literal["cpu", "memory"]) -> int | str:
+        """What a member takes of a node, and of a quota."""
+        asked: int | str | None = getattr(self.requests, resource, None)
+        limit: int | str = getattr(self, resource)
+        return limit if asked is None else asked
+
     rules: ClassVar = (
+        _within_limit("cpu", "cpu: 1, requests: {cpu: 100m}"),
+        _within_limit("memory", "memory: 1Gi, requests: {memory: 256Mi}"),
         Rule(
             cel=f"!self.image.matches('{_FORM_ALONE}')",
             holds=lambda self: re.fullmatch(_FORM_ALONE, self.image) is None,
@@ -148,6 +213,56 @@ class ModelService(ApiModel):
     args: Args = Field(
         default=(), description="Further arguments of vllm serve; the last wins. Absent: none."
     )
+    image: str = Field(
+        default=VLLM_IMAGE,
+        min_length=1,
+        max_length=1024,
+        description=f"Image of vLLM in a cluster. One machine does not read this. Default {VLLM_IMAGE}.",
+    )
+    cpu: Cpu | None = Field(
+        default=None,
+        description="CPU cores of each member in a cluster. One machine does not read this. Absent: what "
+        "the node has.",
+    )
+    memory: Memory | None = Field(
+        default=None,
+        description="Memory limit of each member in a cluster, which counts sharedMemory too. One machine "
+        "does not read this. Absent: what the node has.",
+    )
+    shared_memory: Memory = Field(
+        default="2Gi",
+        description="Size of /dev/shm in a cluster, where processes of one member exchange tensors. One "
+        "machine does not read this. Default 2Gi.",
+    )
+    ephemeral_storage: Memory | None = Field(
+        default=None,
+        description="Disk of the node for each member in a cluster, to ask for. One machine does not read "
+        "this. Absent: none is promised.",
+    )
+    env: EnvVars = Field(
+        default=(),
+        description="Further environment variables of members in a cluster, each as {name: A, value: B} or "
+        "{name: A, valueFrom: {secretKeyRef: {name: hub, key: token}}}. One machine does not read this. "
+        "Absent: none.",
+    )
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu",
+        max_length=317,
+        pattern=LABEL_KEY_PATTERN,
+        description="What nodes of the cluster call their GPUs. One machine does not read this. Default "
+        "nvidia.com/gpu.",
+    )
+    cache_claim: ObjectName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim in a cluster that keeps downloaded models, with access mode "
+        "ReadWriteMany where there are several members. One machine does not read this. Absent: each member "
+        "downloads its own.",
+    )
+    hub_token: SecretSource | None = Field(
+        default=None,
+        description="Key for the hub, as {secretKeyRef: {name: hub, key: token}}. One machine reads HF_TOKEN "
+        "instead. Absent: none.",
+    )
     rules: ClassVar = (
         Rule(
             cel="self.gpus == 0 || self.tensorParallel * self.pipelineParallel <= self.gpus",
@@ -160,26 +275,34 @@ class ModelService(ApiModel):
 
 
 class Credential(ApiModel):
-    """Where a key is: exactly one of the two fields. The key itself is nowhere in a manifest."""
+    """Where a key is: exactly one of the three fields. The key itself is nowhere in a manifest."""
 
     env: str | None = Field(
         default=None,
         max_length=256,
         pattern=VARIABLE_PATTERN,
-        description="Environment variable of the process that keeps the pool. Absent: file is read.",
+        description="Environment variable of the process that keeps the pool. One machine only. Absent: "
+        "another field is set.",
     )
     file: str | None = Field(
         default=None,
         min_length=1,
         max_length=1024,
-        description="File with the key, read again while the pool lives. Absent: env is read.",
+        description="File with the key, read again while the pool lives by the process that keeps it. One "
+        "machine only. Absent: another field is set.",
+    )
+    secret_key_ref: SecretKey | None = Field(
+        default=None,
+        description="Key of a Secret, as {name: judge, key: token}. A cluster only. Absent: another field is "
+        "set.",
     )
     rules: ClassVar = (
         Rule(
-            cel="has(self.env) != has(self.file)",
-            holds=lambda self: (self.env is None) != (self.file is None),
-            problem="exactly one of env and file must be set",
-            hint="keep env: JUDGE_API_KEY or file: key.txt",
+            cel="[has(self.env), has(self.file), has(self.secretKeyRef)].filter(set, set).size() == 1",
+            holds=lambda self: [self.env, self.file, self.secret_key_ref].count(None) == 2,
+            problem="exactly one of env, file and secretKeyRef must be set",
+            hint="keep env: JUDGE_API_KEY, file: key.txt, or in a cluster secretKeyRef: "
+            "{name: judge, key: token}",
         ),
     )
 
@@ -212,9 +335,7 @@ class Breaker(ApiModel):
     """When to leave a failing API alone."""
 
     failures: Int = Field(default=5, ge=1, description="Failures in a row that open it. Default 5.")
-    window_seconds: Int = Field(
-        default=60, ge=1, description="Seconds within which they count. Default 60."
-    )
+    window_seconds: Int = Field(default=60, ge=1, description="Seconds within which they count. Default 60.")
     open_seconds: Int = Field(
         default=30, ge=1, description="Seconds without a request; then one is tried. Default 30."
     )
@@ -261,7 +382,8 @@ class InProcess(ApiModel):
     entrypoint: str = Field(
         max_length=512,
         pattern=ENTRYPOINT_PATTERN,
-        description=f"Function or class that makes one instance. {REFERENCE}",
+        description=f"Function or class that makes one instance. {REFERENCE} In a cluster the broker's "
+        "image must have it.",
     )
     kwargs: dict[str, JsonValue] = Field(
         default={},

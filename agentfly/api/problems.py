@@ -16,15 +16,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard, get_args, get_origin
 
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from agentfly.api import shape
 from agentfly.api.base import NAME_PATTERN, RULES_BROKEN, ApiModel, Rule
 from agentfly.api.common import ENTRYPOINT_PATTERN
-from agentfly.api.pooltypes import URL_PATTERN, VARIABLE_PATTERN
-from agentfly.api.trainingrun import OVERRIDE_PATTERN
+from agentfly.api.pods import (
+    CIDR_PATTERN,
+    LABEL_KEY_PATTERN,
+    LABEL_PATTERN,
+    OBJECT_PATTERN,
+    SECRET_KEY_PATTERN,
+    VARIABLE_PATTERN,
+)
+from agentfly.api.pooltypes import URL_PATTERN
+from agentfly.api.trainingrun import INTERFACE_PATTERN, OVERRIDE_PATTERN
 from agentfly.api.tree import Where
 from agentfly.errors import AgentflyError
 
@@ -32,14 +40,23 @@ NOTHING = object()
 """The value of a complaint about what is absent, or too large to print."""
 
 PATTERNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    NAME_PATTERN: ("is not a name", ("use lower case letters, digits and '-' inside",)),
+    NAME_PATTERN: (
+        "is not a name",
+        ("begin with a lower case letter, then use those, digits and '-' inside",),
+    ),
     ENTRYPOINT_PATTERN: (
         "is not a reference to Python",
         ("write file.py:name or package.module:name, as in agent.py:agent",),
     ),
+    INTERFACE_PATTERN: ("is not the name of a network interface", ("write one, as in eth0",)),
     OVERRIDE_PATTERN: ("is not an override", ("write key=value, as in trainer.total_epochs=3",)),
     "^/": ("is not an absolute path", ("begin it with /",)),
     URL_PATTERN: ("is not the address of an HTTP API", ("begin it with https:// or http://",)),
+    OBJECT_PATTERN: ("is not a name of Kubernetes", ("use lower case letters, digits, '-' and '.' inside",)),
+    LABEL_KEY_PATTERN: ("is not a key of Kubernetes", ("write it as in example.com/team",)),
+    LABEL_PATTERN: ("is not the value of a label", ("use letters, digits, and '-', '_' and '.' inside",)),
+    SECRET_KEY_PATTERN: ("is not a key of a Secret", ("use letters, digits, '-', '_' and '.'",)),
+    CIDR_PATTERN: ("is not a range of addresses", ("write address/length, as in 10.20.0.0/16",)),
     VARIABLE_PATTERN: ("is not the name of an environment variable", ("use letters, digits and _",)),
 }
 _TYPES = {
@@ -64,6 +81,8 @@ _BOUNDS = {
 }
 """Type of error -> problem and remedy."""
 _LONGEST = 60
+_KEYS = ("credentials", "hubToken", "valueFrom")
+"""Fields below which a key may stand where a reference to it should."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ class ManifestError:
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        hidden = self.value is NOTHING or ".credentials" in self.path  # a key may stand where none should
+        hidden = self.value is NOTHING or any(f".{name}" in self.path for name in _KEYS)
         what = self.problem if hidden else f"{shown(self.value)} {self.problem}"
         return ": ".join(part for part in (place, self.path, what) if part)
 
@@ -170,8 +189,10 @@ def sample(model: type[ApiModel], where: Where) -> str:
     if _plain(default):
         return shown(int(default) if isinstance(default, float) and default.is_integer() else default)
     if inner in (int, float):
-        smallest = [limit.ge for limit in info.metadata if isinstance(limit, Ge)] if info is not None else []
-        return shown(smallest[0] if smallest else 1)
+        limits = info.metadata if info is not None else []
+        smallest = [limit.ge for limit in limits if isinstance(limit, Ge)]
+        below = [limit.lt for limit in limits if isinstance(limit, Lt)]
+        return shown(smallest[0] if smallest else 0.5 if 1 in below else 1)
     if get_origin(inner) is Literal:
         return shown(get_args(inner)[0])
     if get_origin(inner) is tuple:
@@ -281,7 +302,7 @@ def _retyped(kind: str, value: Any, model: type[ApiModel], where: Where) -> str:
     if isinstance(value, str) and _means(kind, value.strip()):
         return f"write {value.strip()} without quotes"
     if kind == "string_type" and _plain(value):
-        return "write it in quotes" if "credentials" in where else f'write "{shown(value)}" in quotes'
+        return f'write "{shown(value)}" in quotes' if not set(_KEYS) & set(where) else "write it in quotes"
     if kind == "tuple_type" and _plain(value):
         return f"write [{shown(value)}]"
     if kind == "model_type":

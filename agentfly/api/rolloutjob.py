@@ -1,16 +1,29 @@
 """RolloutJob: run an agent over tasks against a model and write trajectories.
 
 Guarantees:
-1. What decides the result of a job never changes after creation; only `runPolicy` may.
+1. What decides the result of a job never changes after creation; only `runPolicy`, `workers.count` and
+   `suspend` may.
 2. `status.phase` is derived from conditions, for printing; programs read conditions.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from agentfly.api.base import ApiModel, Conditions, Decimal, Int, NameSet, Time, immutable
-from agentfly.api.common import AgentRef, ApiObject, Inference, ModelRef, PoolUse, Rollout, TasksRef
+from agentfly.api.common import (
+    REACHABLE_MODEL,
+    AgentRef,
+    ApiObject,
+    Inference,
+    ModelRef,
+    PoolUse,
+    RolePod,
+    Rollout,
+    Source,
+    Storage,
+    TasksRef,
+)
 from agentfly.api.reasons import RolloutJobPhase
 
 FIXED = immutable("make a new job under another name")
@@ -30,6 +43,28 @@ class RolloutJobPolicy(ApiModel):
     )
 
 
+class Workers(ApiModel):
+    """Pods that play the tasks in a cluster; one machine has one worker, and does not read this block."""
+
+    count: Int = Field(
+        default=1,
+        ge=0,
+        le=10_000,
+        description="Pods at the same time, each with rollout.concurrency "
+        "rollouts; may be changed. Default 1.",
+    )
+    tasks_per_shard: Int = Field(
+        default=32,
+        ge=1,
+        description="Tasks that a pod plays before the next one takes over; what a lost pod has to do again "
+        "is at most as many. Default 32.",
+        json_schema_extra=FIXED,
+    )
+    pod: RolePod = Field(
+        default=RolePod(), description="The pods. Absent: its defaults.", json_schema_extra=FIXED
+    )
+
+
 class RolloutJobSpec(ApiModel):
     """What should be rolled out."""
 
@@ -44,6 +79,24 @@ class RolloutJobSpec(ApiModel):
         json_schema_extra=FIXED,
     )
     model: ModelRef = Field(description="Weights and tokenizer, as {path: DIR}.", json_schema_extra=FIXED)
+    source: Source = Field(
+        default=Source(),
+        description="Folder of the manifest in a cluster, as {configMap: quickstart}. Absent: it is in the "
+        "workers' image.",
+        json_schema_extra=FIXED,
+    )
+    storage: Storage | None = Field(
+        default=None,
+        description="Where a cluster keeps the job, as {claim: runs}; it needs this. One machine has --runs. "
+        "Absent: one machine.",
+        json_schema_extra=FIXED,
+    )
+    suspend: bool | None = Field(
+        default=None,
+        description="True: end the workers and the policy's servers until it is false again; finished shards "
+        "stay. In a cluster only. Absent: false.",
+    )
+    workers: Workers = Field(default=Workers(), description="Worker pods. Absent: its defaults.")
     seed: Int = Field(
         default=0, ge=0, description="Seed of tasks and sampling. Default 0.", json_schema_extra=FIXED
     )
@@ -63,6 +116,7 @@ class RolloutJobSpec(ApiModel):
     run_policy: RolloutJobPolicy = Field(
         default=RolloutJobPolicy(), description="Deadline and failures; may be changed. Absent: its defaults."
     )
+    rules: ClassVar = (REACHABLE_MODEL,)
 
 
 class RolloutCounts(ApiModel):
@@ -80,6 +134,20 @@ class RewardSummary(ApiModel):
     mean: Decimal = Field(description="Mean.")
     min: Decimal = Field(description="Smallest.")
     max: Decimal = Field(description="Largest.")
+
+
+class ShardStatus(ApiModel):
+    """Shards of the tasks; each is one index of the Job."""
+
+    total: Int = Field(default=0, ge=0, description="How many there are; 0 while not known.")
+    done: Int = Field(default=0, ge=0, description="Whose results are complete.")
+    counted: str = Field(
+        default="", max_length=32768, description="Whose results stand in this status, as 0-4,7."
+    )
+    sampled_tokens: int = Field(default=0, ge=0, description="Tokens that the policy sampled in these.")
+    drift_tokens: int = Field(
+        default=0, ge=0, description="Tokens of these whose drift is known; driftFraction is of them."
+    )
 
 
 class RolloutJobStatus(ApiModel):
@@ -104,7 +172,24 @@ class RolloutJobStatus(ApiModel):
         default=None,
         description="Share of tokens that differ from a rendering of the text. Absent: not known.",
     )
+    forks: Int = Field(
+        default=0, ge=0, description="Rows begun because the chat template rewrote what came before."
+    )
     pools: dict[str, PoolUse] = Field(default={}, max_length=16, description="By name of the pool.")
+    shards: ShardStatus | None = Field(default=None, description="In a cluster. Absent: one machine.")
+    workers: Int = Field(default=0, ge=0, description="Worker pods that run; in a cluster only.")
+    selector: str | None = Field(
+        default=None, max_length=1024, description="Label selector of the worker pods. Absent: one machine."
+    )
+    trajectories_per_second: Decimal | None = Field(
+        default=None, description="Finished rollouts a second since the start. Absent: none yet."
+    )
+    tokens_per_second: Decimal | None = Field(
+        default=None, description="Tokens to train on, a second, since the start. Absent: none yet."
+    )
+    path: str | None = Field(
+        default=None, max_length=4096, description="Folder of the results on the claim. Absent: one machine."
+    )
     conditions: Conditions = Field(default=(), description="Running, Succeeded, Failed and others, by type.")
 
 

@@ -1,61 +1,183 @@
 """TrainingRun: rollouts and verl updates until done.
 
 Guarantees:
-1. What decides the result of a run never changes after creation; only `runPolicy` may.
+1. What decides the result of a run never changes after creation; only `runPolicy` and `suspend` may, and
+   `trainer` while nothing of the run is there: before its first attempt, and while it is suspended.
 2. `status.phase` is derived from conditions, for printing; programs read conditions.
 """
 
+import re
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from agentfly.api.base import ApiModel, Conditions, Decimal, Int, NameSet, Rule, Time, immutable
-from agentfly.api.common import AgentRef, ApiObject, Inference, ModelRef, PoolUse, Rollout, TasksRef
+from agentfly.api.algorithm import WITH_ROLLOUTS, Algorithm
+from agentfly.api.base import ApiModel, Conditions, Decimal, Int, NameSet, Rule, Time, immutable, untouched
+from agentfly.api.common import (
+    REACHABLE_MODEL,
+    AgentRef,
+    ApiObject,
+    Inference,
+    ModelRef,
+    PoolUse,
+    RolePod,
+    Rollout,
+    Source,
+    Storage,
+    TasksRef,
+)
+from agentfly.api.pods import LABEL_KEY_PATTERN
 from agentfly.api.reasons import TrainingRunPhase
 
+MIG_PATTERN = "^nvidia[.]com/mig-"
+INTERFACE_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9_.]*$"
 OVERRIDE_PATTERN = r"^(\+{0,2}[^=\s+~]+=.*|~[^=\s]+(=.*)?)$"
 FIXED = immutable("make a new run under another name")
 
 
-class Algorithm(ApiModel):
-    """The update."""
+class Rdma(ApiModel):
+    """Network cards that write into the memory of other nodes."""
 
-    name: Literal["grpo"] = Field(default="grpo", description="Advantage estimator. Default grpo.")
-    learning_rate: float = Field(
-        default=1e-6, gt=0, le=1, description="AdamW learning rate, constant. Default 1e-6."
+    resource_name: str = Field(
+        max_length=317,
+        pattern=LABEL_KEY_PATTERN,
+        description="What nodes call them, such as rdma/hca.",
     )
-    clip_low: float = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="The probability ratio is clipped below at 1 - clipLow. Default 0.2.",
+    count: int = Field(default=1, ge=1, le=64, description="Cards of each pod. Default 1.")
+
+
+class Network(ApiModel):
+    """Between trainer pods in a cluster. One machine does not read this block."""
+
+    socket_interface: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=15,
+        pattern=INTERFACE_PATTERN,
+        description="Network interface for NCCL and gloo, as in eth0. Absent: they choose.",
     )
-    clip_high: float = Field(
-        default=0.28,
-        gt=0,
-        le=100,
-        description="The probability ratio is clipped above at 1 + clipHigh. Default 0.28.",
-    )
-    rules: ClassVar = (
-        Rule(
-            cel="self.clipLow <= self.clipHigh",
-            holds=lambda self: self.clip_low <= self.clip_high,
-            field="clipHigh",
-            problem="is less than clipLow",
-            hint="raise clipHigh or lower clipLow",
-        ),
-    )
+    rdma: Rdma | None = Field(default=None, description="RDMA cards. Absent: none.")
+
+
+Engine = Literal["Native", "KubeRay"]
 
 
 class Trainer(ApiModel):
     """The processes that update the policy."""
 
+    engine: Literal["Auto", "Native", "KubeRay"] = Field(
+        default="Auto",
+        description="Who makes their pods in a cluster: the operator itself (Native), or KubeRay, as a "
+        "RayCluster for each attempt. Auto: KubeRay for several nodes where it is installed, else Native. "
+        "Default Auto.",
+    )
+
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Pods, each with gpusPerNode GPUs; one machine has one. Default 1.",
+    )
     gpus_per_node: int = Field(
-        default=0, ge=0, le=64, description="GPUs; 0 trains on the CPU (gloo). Default 0."
+        default=0,
+        ge=0,
+        le=64,
+        description="GPUs, one rank on each; 0 trains one rank on the CPU (gloo). Default 0.",
     )
     micro_batch_size: Int = Field(
         default=8, ge=1, description="Sequences of one forward and backward pass on a device. Default 8."
     )
+    pod: RolePod = Field(default=RolePod(), description="Their pods. Absent: its defaults.")
+    network: Network = Field(default=Network(), description="Between the pods. Absent: its defaults.")
+
+    rules: ClassVar = (
+        Rule(
+            cel=f"self.gpusPerNode <= 1 || !self.pod.gpuResource.matches('{MIG_PATTERN}')",
+            holds=lambda self: self.gpus_per_node <= 1 or not re.match(MIG_PATTERN, self.pod.gpu_resource),
+            field="gpusPerNode",
+            problem="is more than 1, and NCCL joins no slices of GPUs, which pod.gpuResource asks for",
+            hint="set gpusPerNode to 1, or pod.gpuResource to that of whole GPUs",
+        ),
+    )
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train."""
+        return self.nodes * max(self.gpus_per_node, 1)
+
+
+def _only_separate(field: str, cel: str, holds: Callable[["RunInference"], bool], hint: str) -> Rule:
+    return Rule(
+        cel=f"self.mode == 'Separate' || {cel}",
+        holds=lambda self: self.mode == "Separate" or holds(self),
+        field=field,
+        problem="is of servers of their own, and mode is Colocated",
+        hint=hint,
+    )
+
+
+class RunInference(Inference):
+    """The vLLM servers that sample from the policy, and where they run."""
+
+    mode: Literal["Separate", "Colocated"] = Field(
+        default="Separate",
+        description="Separate: servers of their own, beside the trainer. Colocated: inside the trainer's "
+        "processes, on the same GPUs, taking turns with it; one server for every `gpus` of "
+        "trainer.nodes * trainer.gpusPerNode. Default Separate.",
+    )
+    gpu_memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share of each GPU's memory, 0 to 1, that a Colocated server takes while it samples; the "
+        "trainer keeps its weights beside it. Absent: 0.5.",
+    )
+    rules: ClassVar = (
+        Rule(
+            cel="self.mode == 'Separate' || self.gpus >= 1",
+            holds=lambda self: self.mode == "Separate" or self.gpus >= 1,
+            field="gpus",
+            problem="is 0, and mode Colocated has servers on the trainer's GPUs alone",
+            hint="set gpus to how many of trainer.gpusPerNode one server spans",
+        ),
+        Rule(
+            cel="self.mode == 'Colocated' || !has(self.gpuMemoryUtilization)",
+            holds=lambda self: self.mode == "Colocated" or self.gpu_memory_utilization is None,
+            field="gpuMemoryUtilization",
+            problem="is of mode Colocated, and mode is Separate",
+            hint="say it in args: [--gpu-memory-utilization=0.8]",
+        ),
+        _only_separate(
+            "replicas",
+            "self.replicas == 1",
+            lambda self: self.replicas == 1,
+            "remove it: there is one server for every gpus of trainer.nodes * trainer.gpusPerNode",
+        ),
+        _only_separate(
+            "args",
+            "size(self.args) == 0",
+            lambda self: not self.args,
+            "set spec.overrides: [+actor_rollout_ref.rollout.engine_kwargs.vllm.NAME=VALUE]",
+        ),
+        _only_separate(
+            "startTimeoutSeconds",
+            "self.startTimeoutSeconds == 300",
+            lambda self: self.start_timeout_seconds == 300,
+            "remove it; runPolicy.startupDeadlineSeconds bounds the start of trainer and servers",
+        ),
+        _only_separate(
+            "pod",
+            untouched("self.pod", RolePod),
+            lambda self: self.pod == RolePod(),
+            "remove it; trainer.pod has the image, memory and place of both",
+        ),
+    )
+
+    @property
+    def colocated(self) -> bool:
+        """Whether the trainer's own processes serve the policy."""
+        return self.mode == "Colocated"
 
 
 class Checkpoint(ApiModel):
@@ -81,7 +203,8 @@ class TrainingRunPolicy(ApiModel):
     startup_deadline_seconds: Int = Field(
         default=1800,
         ge=1,
-        description="Seconds from the start of an attempt's trainer to its first finished step. "
+        description="Seconds from the start of an attempt's trainer to its first finished step. In a cluster "
+        "it counts twice: until all pods of the attempt run, and anew from then to the first step. "
         "Default 1800.",
     )
     stall_timeout_seconds: Int = Field(
@@ -120,6 +243,23 @@ class TrainingRunSpec(ApiModel):
     model: ModelRef = Field(
         description="First weights and tokenizer, as {path: DIR}.", json_schema_extra=FIXED
     )
+    source: Source = Field(
+        default=Source(),
+        description="Folder of the manifest in a cluster, as {configMap: quickstart}. Absent: it is in the "
+        "trainer's image.",
+        json_schema_extra=FIXED,
+    )
+    storage: Storage | None = Field(
+        default=None,
+        description="Where a cluster keeps the run, as {claim: runs}; it needs this. One machine has --runs. "
+        "Absent: one machine.",
+        json_schema_extra=FIXED,
+    )
+    suspend: bool | None = Field(
+        default=None,
+        description="True: write a checkpoint, then give everything back until it is false again. In a "
+        "cluster only. Absent: false.",
+    )
     seed: Int = Field(
         default=0,
         ge=0,
@@ -135,13 +275,15 @@ class TrainingRunSpec(ApiModel):
         description="From task to trajectories. Absent: its defaults.",
         json_schema_extra=FIXED,
     )
-    inference: Inference = Field(
-        default=Inference(),
+    inference: RunInference = Field(
+        default=RunInference(),
         description="Servers of the policy. Absent: its defaults.",
         json_schema_extra=FIXED,
     )
     trainer: Trainer = Field(
-        default=Trainer(), description="Training processes. Absent: its defaults.", json_schema_extra=FIXED
+        default=Trainer(),
+        description="Training processes; may be changed before the first attempt, and while the run is "
+        "suspended. Absent: its defaults.",
     )
     steps: Int = Field(
         default=100, ge=1, description="Updates until the run is done. Default 100.", json_schema_extra=FIXED
@@ -169,12 +311,36 @@ class TrainingRunSpec(ApiModel):
         json_schema_extra=FIXED,
     )
     rules: ClassVar = (
+        REACHABLE_MODEL,
+        *WITH_ROLLOUTS,
         Rule(
-            cel="self.algorithm.name != 'grpo' || self.rollout.groupSize >= 2",
-            holds=lambda self: self.algorithm.name != "grpo" or self.rollout.group_size >= 2,
-            field="rollout",
-            problem="has groupSize 1, and grpo compares the rollouts of one task with each other",
-            hint="set rollout.groupSize to 2 or more",
+            cel="self.tasksPerStep * self.rollout.groupSize % "
+            "(self.trainer.nodes * (self.trainer.gpusPerNode == 0 ? 1 : self.trainer.gpusPerNode)) == 0",
+            holds=lambda self: self.tasks_per_step * self.rollout.group_size % self.trainer.ranks == 0,
+            field="trainer",
+            problem="has nodes * gpusPerNode ranks, over which the tasksPerStep * rollout.groupSize rollouts "
+            "of a step cannot be spread evenly",
+            hint="make tasksPerStep * rollout.groupSize a multiple of trainer.nodes * trainer.gpusPerNode",
+        ),
+        Rule(
+            cel="self.inference.mode == 'Separate' || self.trainer.gpusPerNode >= 1",
+            holds=lambda self: not self.inference.colocated or self.trainer.gpus_per_node >= 1,
+            field="inference",
+            problem="has mode Colocated, and trainer.gpusPerNode is 0: there is no GPU to share",
+            hint="set trainer.gpusPerNode to 1 or more, or inference.mode to Separate",
+        ),
+        Rule(
+            cel="self.inference.mode == 'Separate' || self.inference.gpus == 0 "
+            "|| self.trainer.gpusPerNode % self.inference.gpus == 0",
+            holds=lambda self: (
+                not self.inference.colocated
+                or self.inference.gpus == 0
+                or self.trainer.gpus_per_node % self.inference.gpus == 0
+            ),
+            field="inference",
+            problem="has mode Colocated with gpus that do not divide trainer.gpusPerNode: some would serve "
+            "nothing",
+            hint="set inference.gpus to a divisor of trainer.gpusPerNode",
         ),
         Rule(
             cel="self.rollout.temperature > 0.0",
@@ -225,8 +391,22 @@ class CheckpointStatus(ApiModel):
     """The newest complete checkpoint."""
 
     latest_step: Int = Field(ge=0, description="Step it was saved at.")
+    ranks: Int | None = Field(default=None, ge=1, description="Ranks that wrote it. Absent: not known.")
     path: str = Field(max_length=4096, description="Its directory.")
     time: Time = Field(description="When it was complete.")
+
+
+class EngineStatus(ApiModel):
+    """Who makes the pods of the newest attempt."""
+
+    kind: Engine = Field(description="Native or KubeRay.")
+    message: str = Field(max_length=1024, description="Why it is this one.")
+    head: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Uid of the pod that is the head of the attempt: KubeRay would put another one in its "
+        "place. Absent: not seen yet, or Native.",
+    )
 
 
 class Failure(ApiModel):
@@ -237,6 +417,12 @@ class Failure(ApiModel):
     message: str = Field(max_length=4096, description="What happened, with the last lines of the log.")
     exit_code: int | None = Field(
         default=None, description="Exit status of the process. Absent: it was killed or hung."
+    )
+    pod_name: str | None = Field(
+        default=None, max_length=253, description="Pod that failed first. Absent: none did, or one machine."
+    )
+    node_name: str | None = Field(
+        default=None, max_length=253, description="Its node. Absent: none, or one machine."
     )
     time: Time = Field(description="When it ended.")
 
@@ -258,6 +444,28 @@ class TrainingRunStatus(ApiModel):
         default=0, ge=0, description="Number of the attempt, from 1; counted up before it starts."
     )
     restarts: Int = Field(default=0, ge=0, description="Attempts after a failure.")
+    failures: Int = Field(
+        default=0, ge=0, description="Failed attempts without a new checkpoint, which backoffLimit counts."
+    )
+    attempt_time: Time | None = Field(
+        default=None, description="When the newest attempt began or ended. Absent: there was none."
+    )
+    step_time: Time | None = Field(
+        default=None, description="When its newest step was finished. Absent: none yet, or one machine."
+    )
+    resumed_step: Int = Field(
+        default=0, ge=0, description="Step of the checkpoint that the newest attempt began with; 0: none."
+    )
+    restart_time: Time | None = Field(
+        default=None, description="When the next attempt begins. Absent: none is planned."
+    )
+    active_seconds: Int = Field(
+        default=0, ge=0, description="Seconds that ended attempts spent in phase Running; in a cluster only."
+    )
+    engine: EngineStatus | None = Field(
+        default=None,
+        description="Who makes the pods of the newest attempt. Absent: no attempt yet, or one machine.",
+    )
     roles: dict[str, RoleStatus] = Field(default={}, max_length=16, description="By name of the role.")
     progress: Progress | None = Field(default=None, description="How far it is. Absent: no step yet.")
     checkpoint: CheckpointStatus | None = Field(

@@ -94,7 +94,7 @@ def test_the_root_restricts_of_metadata_the_name_alone(kind: crd.Kind) -> None:
     assert root["properties"]["metadata"] == {
         "type": "object",
         "properties": {
-            "name": {"type": "string", "maxLength": 40, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+            "name": {"type": "string", "maxLength": 40, "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
         },
     }
     assert root["properties"]["kind"]["type"] == root["properties"]["apiVersion"]["type"] == "string"
@@ -131,6 +131,8 @@ def test_every_rule_points_at_a_field_that_exists(kind: crd.Kind) -> None:
         assert rule["message"]
         field = rule.get("fieldPath", "").removeprefix(".")
         assert not field or field in node["properties"]
+    for change in kind.transitions:
+        assert defined(crd.schema(kind.model), change.path)
 
 
 # 2. Defaults.
@@ -151,6 +153,17 @@ def test_status_has_one_default_and_it_says_unseen(kind: crd.Kind) -> None:
     assert [(at, node["default"]) for at, node in walk(status) if "default" in node] == [
         ((), {"observedGeneration": -1})
     ]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_nothing_in_a_list_has_a_default(kind: crd.Kind) -> None:
+    """GitOps tools compare lists item by item with what was written: a default there differs for ever."""
+    inside = [
+        at
+        for at, node in walk(crd.schema(kind.model)["properties"]["spec"])
+        if "[items]" in at and "default" in node
+    ]
+    assert inside == []
 
 
 # 3. Versions, columns, names.
@@ -190,15 +203,48 @@ def test_columns_are_those_that_people_were_promised() -> None:
     }
 
 
+def test_wide_output_has_the_rates_of_a_pool() -> None:
+    (kind,) = [kind for kind in crd.KINDS if kind.name == "ResourcePool"]
+    assert [column.name for column in kind.columns if column.priority == 1] == ["Hit%", "P99"]
+
+
 @pytest.mark.parametrize("kind", kinds())
 def test_the_definition_serves_one_version_with_status(kind: crd.Kind) -> None:
     made = crd.crd(kind)
     (version,) = made["spec"]["versions"]
     assert made["metadata"]["name"] == f"{made['spec']['names']['plural']}.{made['spec']['group']}"
     assert (version["name"], version["served"], version["storage"]) == ("v1alpha1", True, True)
-    assert version["subresources"] == {"status": {}}
+    assert version["subresources"]["status"] == {}
     short = {"ResourcePool": "rpool", "RolloutJob": "rjob", "TrainingRun": "trun"}
     assert made["spec"]["names"]["shortNames"] == [short[kind.name]]
+
+
+def test_pools_and_jobs_are_scaled_by_fields_that_exist() -> None:
+    found = {
+        kind.name: crd.crd(kind)["spec"]["versions"][0]["subresources"].get("scale") for kind in crd.KINDS
+    }
+    assert found == {
+        "ResourcePool": {
+            "specReplicasPath": ".spec.capacity.min",
+            "statusReplicasPath": ".status.members.total",
+            "labelSelectorPath": ".status.selector",
+        },
+        "RolloutJob": {
+            "specReplicasPath": ".spec.workers.count",
+            "statusReplicasPath": ".status.workers",
+            "labelSelectorPath": ".status.selector",
+        },
+        "TrainingRun": None,
+    }
+    for kind in crd.KINDS:
+        assert all(defined(crd.schema(kind.model), path) for path in (found[kind.name] or {}).values())
+
+
+def test_jobs_of_a_queue_merge_by_name() -> None:
+    status = crd.schema(crd.KINDS[0].model)["properties"]["status"]["properties"]
+    jobs = status["queue"]["properties"]["byJob"]
+    assert jobs["x-kubernetes-list-map-keys"] == jobs["items"]["required"] == ["job"]
+    assert jobs["maxItems"] == 16
 
 
 def test_conditions_merge_by_type() -> None:
@@ -236,4 +282,4 @@ def test_check_names_every_file_that_differs(tmp_path: Path) -> None:
 
 
 def test_definitions_stay_small_enough_for_client_side_apply() -> None:
-    assert max(len(text.encode()) for text in crd.crds_yaml().values()) < 60_000
+    assert max(len(text.encode()) for text in crd.crds_yaml().values()) < 100_000

@@ -403,7 +403,7 @@ def test_no_file_and_no_flag_makes_it_fall_over(
 # The words of agentfly.api.problems.
 
 
-AMOUNTS = (".cpu", ".memory", ".disk", ".maxMemory")
+AMOUNTS = (".cpu", ".memory", ".disk", ".maxMemory", ".sharedMemory", ".ephemeralStorage")
 
 
 def test_every_pattern_of_spec_has_a_text() -> None:
@@ -490,7 +490,7 @@ ITEM = "Settings of verl in Hydra's form (trainer.x=y), applied last; the last w
         (
             "algorithm.clipLow=1",
             "spec.algorithm.clipLow: 1 is not less than 1",
-            "use less than 1, such as 0.2",
+            "use less than 1, such as 0.5",
         ),
         (
             "rollout.maxDriftFraction=no",

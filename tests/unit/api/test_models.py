@@ -41,10 +41,36 @@ def server_accepts(kind: str, obj: Json) -> bool:
     return VALIDATORS[kind].is_valid(spec) and server_refusals(kind, obj) == []
 
 
+ITEMS: Json = {
+    "tolerations": {"operator": "Exists"},
+    "egress": {"cidr": "10.0.0.0/8"},
+    "credentials": {"env": "A"},
+}
+"""A right item of each list of blocks."""
+
+
 def fields(kind: str) -> list[str]:
     """Paths of all fields of spec, without list items and map values."""
     spec = SCHEMAS[kind]["properties"]["spec"]
     return [path for path, _ in walk(spec) if path and "[]" not in path]
+
+
+def items(kind: str) -> list[str]:
+    """Paths of all fields of list items of spec."""
+    return [path for path, _ in walk(SCHEMAS[kind]["properties"]["spec"]) if "[]." in path]
+
+
+def _with(schema: Json, found: Any, path: list[str], value: Any) -> Any:
+    """`found` with another value at the path: in a list its only item, in a map that of x."""
+    if not path:
+        return copy.deepcopy(value)
+    first, *rest = path
+    if first == "[]" and "items" in schema:
+        return [_with(schema["items"], found, rest, value)]
+    if first == "[]":
+        return {"x": _with(schema["additionalProperties"], {}, rest, value)}
+    child = (found or {}).get(first, ITEMS.get(first, {}))
+    return {**(found or {}), first: _with(schema["properties"][first], child, rest, value)}
 
 
 def placed(kind: str, path: str, value: Any) -> Json:
@@ -68,12 +94,11 @@ def placed(kind: str, path: str, value: Any) -> Json:
         changes = {"type": "InProcess", "container": None, "inProcess": {"entrypoint": "a.py:b"}}
     if path.startswith("model.build"):
         changes = {"model": {"build": {"script": "s"}}}
+    if path.startswith("security.egress"):
+        changes = {"container.network": True}
     obj = made(kind, changes)
-    *above, last = path.replace("[]", ".x").split(".")  # any key of a map
-    node = obj["spec"]
-    for part in above:
-        node = node.setdefault(part, {})
-    node[last] = copy.deepcopy(value)
+    schema = SCHEMAS[kind]["properties"]["spec"]
+    obj["spec"] = _with(schema, obj["spec"], re.findall(r"\[\]|[^.\[\]]+", path), value)
     return obj
 
 
@@ -83,12 +108,17 @@ def placed(kind: str, path: str, value: Any) -> Json:
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_and_server_agree_on_every_field_with_every_nasty_value(kind: str) -> None:
     differ = []
-    for path in fields(kind):
+    for path in fields(kind) + items(kind):
         for value in NASTY:
             obj = placed(kind, path, value)
             if server_accepts(kind, obj) != (model_refusals(kind, obj) == []):
                 differ.append((path, value, model_refusals(kind, obj)))
     assert differ == []
+
+
+def refusals_at(kind: str, path: str, value: Any) -> list[str]:
+    """What the model says, with the key x of a map written as in paths of a schema."""
+    return [re.sub(r"\.x(?=[.:])", "[]", text) for text in model_refusals(kind, placed(kind, path, value))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,9 +127,9 @@ def test_every_bound_is_the_same_in_model_and_schema(kind: str) -> None:
     for path, node in walk(SCHEMAS[kind]["properties"]["spec"]):
         for key, step, name in (("minimum", -1, "greater_than_equal"), ("maximum", 1, "less_than_equal")):
             if node.get("type") == "integer" and key in node:
-                refusal = f"spec.{path.replace('[]', '.x')}: {name}"
-                assert refusal not in model_refusals(kind, placed(kind, path, node[key]))
-                assert refusal in model_refusals(kind, placed(kind, path, node[key] + step))
+                refusal = f"spec.{path}: {name}"
+                assert refusal not in refusals_at(kind, path, node[key])
+                assert refusal in refusals_at(kind, path, node[key] + step)
                 seen += 1
     assert seen >= 10
 

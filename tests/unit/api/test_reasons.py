@@ -30,6 +30,7 @@ def test_the_words_are_found() -> None:
         "RolloutJobPhase",
         "ConditionType",
         "Reason",
+        "EventReason",
     }
     assert len(members()) == sum(
         len(words)
@@ -38,6 +39,7 @@ def test_the_words_are_found() -> None:
             reasons.RolloutJobPhase,
             reasons.ConditionType,
             reasons.Reason,
+            reasons.EventReason,
         )
     )
 
@@ -58,3 +60,17 @@ def test_every_word_is_documented(owner: str, name: str, value: str, text: str |
 def test_every_word_is_its_name(owner: str, name: str, value: str, text: str | None) -> None:
     assert value == name
     assert re.fullmatch(r"([A-Z][a-z0-9]+)+", value)
+
+
+# What generic tools read.
+
+
+def test_trouble_has_an_event_of_its_name() -> None:
+    """All conditions of a pool but those that every tool reads: they are True when a person should know."""
+    text = {name: about or "" for owner, name, _, about in members() if owner == "ConditionType"}
+    trouble = {name for name, about in text.items() if about.startswith("ResourcePool.")} - {"Ready"}
+    assert trouble == {
+        "CapacityExhausted", "QueueSaturated", "Unschedulable", "ImagePullFailing", "ResetFailing",
+        "CircuitOpen", "Degraded",
+    }  # fmt: skip
+    assert trouble < set(reasons.EventReason)
