@@ -6,50 +6,65 @@ Guarantees:
 2. A prompt template takes task fields by name; a field that the row lacks is an error naming field and row.
 3. ``messages`` gives chat messages with a role and text content, whatever made them.
 4. One agent serves any number of rollouts at the same time.
+5. Of a class of tools each attempt at a rollout has an object of its own, made before ``setup`` runs.
+6. Where no chat template knows how the parser's calls are written, the system message says it, the template
+   is told of no tools, and observations are messages of the user.
 """
 
+import copy
+import inspect
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentfly.agent.errors import AgentDefinitionError, TaskInvalid
-from agentfly.agent.parser import PARSERS, Parser
-from agentfly.agent.reward import Injected, Reward
-from agentfly.agent.tool import Tool
+from agentfly.agent.injected import Injected
+from agentfly.agent.parsers import HermesParser, Parser, TextFormat, VLLMParser, parser_named
+from agentfly.agent.reward import Judge, Reward, judge_of, reward
+from agentfly.agent.tool import ClassInit, Tool, class_init, tools_of_class
+from agentfly.context import Context
 
 Message = dict[str, Any]
 Row = dict[str, Any]
 Prompt = str | Callable[[Row], Sequence[Mapping[str, Any]]]
 
 
+@reward
+def _nobody() -> float | None:
+    return None
+
+
 class Agent:
     """What the policy is asked, what it may do, and how it is judged.
 
     Args:
-        tools: functions made by ``@tool``.
-        reward: a function made by ``@reward``.
+        tools: functions, methods and classes made by ``@tool``.
+        reward: a function made by ``@reward``, or a dict from such functions to the weights of their sum.
         prompt: a template over the task's fields, such as ``"Fix {issue}"`` (``{{`` for a brace), which
             becomes one user message; or a function from the row to a list of messages.
         system: text of a system message before the prompt's messages.
         setup: a function that prepares the resources before the first turn, injected like a reward.
-        parser: how the model writes tool calls: a name, or an object with ``parse``.
+        parser: how the model writes tool calls: the name of a form (``hermes``, ``xml``, ``react``, or
+            ``python`` and ``bash`` for blocks of code), ``vllm:NAME`` for a parser of vLLM's, or an object
+            with ``parse``.
     """
 
     def __init__(
         self,
         *,
-        reward: Reward[..., Any],
+        reward: Reward[..., Any] | Mapping[Reward[..., Any], float],
         prompt: Prompt,
-        tools: Sequence[Tool[..., Any]] = (),
+        tools: Sequence[Tool[..., Any] | type] = (),
         system: str | None = None,
         setup: Callable[..., Any] | None = None,
         parser: str | Parser = "hermes",
     ) -> None:
+        self._classes = _classes(tools)
         self.tools = _by_name(tools)
-        self.reward = _checked_reward(reward)
+        self.reward: Judge = judge_of(reward)
         self.setup = Injected(setup) if setup is not None else None
         self.system = system
-        self.parser = _resolved(parser)
+        self.parser = parser if not isinstance(parser, str) else parser_named(parser, self._schemas())
         self._prompt = prompt
         self._fields = _template_fields(prompt) if isinstance(prompt, str) else ()
         if not isinstance(prompt, str) and not callable(prompt):
@@ -58,12 +73,38 @@ class Agent:
                 hints=['write prompt="Fix {issue}", or a function from the row to a list of messages'],
             )
 
+    def unjudged(self) -> "Agent":
+        """The same agent for whoever talks to it: the row's ``said`` is its prompt, and nobody judges."""
+        twin = copy.copy(self)
+        twin._prompt, twin._fields, twin.reward = "{said}", ("said",), _nobody
+        return twin
+
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them."""
+        """The tools as chat templates take them; none where the prompt itself says how to call them."""
+        return [] if isinstance(self.parser, TextFormat) else self._schemas()
+
+    def check_parser(self) -> None:
+        """Raise ``AgentDefinitionError`` if the parser cannot work in this environment."""
+        if isinstance(self.parser, VLLMParser):
+            self.parser.check()
+
+    def parser_for(self, tokenizer: Any) -> Parser:
+        """The parser of what a policy with this tokenizer writes; None: of one that writes text."""
+        if isinstance(self.parser, VLLMParser):
+            return HermesParser() if tokenizer is None else self.parser.with_tokenizer(tokenizer)
+        return self.parser
+
+    def observation(self, name: str, text: str) -> Message:
+        """What the policy is told after a call of this tool."""
+        if isinstance(self.parser, TextFormat):
+            return {"role": "user", "content": self.parser.observation(text)}
+        return {"role": "tool", "name": name, "content": text}
+
+    def _schemas(self) -> list[dict[str, Any]]:
         return [tool.schema for tool in self.tools.values()]
 
     def check(self, row: Mapping[str, Any], where: str = "the task") -> None:
-        """Raise ``TaskInvalid`` if the row lacks what template, setup or reward need."""
+        """Raise ``TaskInvalid`` if the row lacks what template, tool classes, setup or reward need."""
         for field in self._fields:
             if field not in row:
                 raise TaskInvalid(
@@ -71,9 +112,16 @@ class Agent:
                     f" (has: {', '.join(sorted(map(str, row))) or 'nothing'})",
                     hints=["add it to the row, or write {{" + field + "}} for the text itself"],
                 )
-        for function in (self.setup, self.reward):
+        for function in (*self._classes.values(), self.setup, self.reward):
             if function is not None:
                 function.check(row, where)
+
+    async def prepare(self, row: Mapping[str, Any], ctx: Context) -> None:
+        """Make the objects of the tool classes and run the setup, for one attempt at a rollout."""
+        for kind, init in self._classes.items():
+            ctx.instances[kind] = await init.call(row, ctx)
+        if self.setup is not None:
+            await self.setup.call(row, ctx)
 
     def messages(self, row: Mapping[str, Any], where: str = "the task") -> list[Message]:
         """The chat before the first turn."""
@@ -82,22 +130,25 @@ class Agent:
         else:
             made = self._prompt(dict(row))
         messages = _checked_messages(made, where)
-        if self.system is None:
-            return messages
-        if messages[0]["role"] == "system":
+        own = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
+        if own is not None and self.system is not None:
             raise TaskInvalid(
                 f"prompt: makes a system message for {where}, and the agent has one of its own",
                 hints=["remove system= from the agent, or the system message from the prompt"],
             )
-        return [{"role": "system", "content": self.system}, *messages]
+        calls = self.parser.instructions() if isinstance(self.parser, TextFormat) and self.tools else None
+        system = [part for part in (own, self.system, calls) if part is not None]
+        return [{"role": "system", "content": "\n\n".join(system)}, *messages] if system else messages
 
 
-def _by_name(tools: Sequence[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:
+def _classes(tools: Sequence[Any]) -> dict[type, ClassInit]:
+    found = {item: class_init(item) for item in tools if inspect.isclass(item)}
+    return {kind: init for kind, init in found.items() if init is not None}
+
+
+def _by_name(tools: Sequence[Any]) -> dict[str, Tool[..., Any]]:
     found: dict[str, Tool[..., Any]] = {}
-    for item in tools:
-        if not isinstance(item, Tool):
-            name = getattr(item, "__name__", repr(item))
-            raise AgentDefinitionError(f"tools: {name} is not a tool", hints=[f"put @tool on {name}"])
+    for item in (part for given in tools for part in _parts(given)):
         if item.name in found:
             raise AgentDefinitionError(
                 f"tools: {item.name} is there twice", hints=["rename one of the two functions"]
@@ -106,24 +157,24 @@ def _by_name(tools: Sequence[Tool[..., Any]]) -> dict[str, Tool[..., Any]]:
     return found
 
 
-def _checked_reward(reward: Any) -> Reward[..., Any]:
-    if isinstance(reward, Reward):
-        return reward
-    if reward is None:
-        raise AgentDefinitionError("reward: is missing", hints=["pass a function made by @reward"])
-    name = getattr(reward, "__name__", repr(reward))
-    raise AgentDefinitionError(f"reward: {name} is not a reward", hints=[f"put @reward on {name}"])
-
-
-def _resolved(parser: str | Parser) -> Parser:
-    if not isinstance(parser, str):
-        return parser
-    if parser not in PARSERS:
+def _parts(item: Any) -> list[Tool[..., Any]]:
+    """The tools that one entry of an agent's list stands for."""
+    name = getattr(item, "__name__", repr(item))
+    if class_init(item) is not None:
+        return tools_of_class(item)
+    if not isinstance(item, Tool):
+        raise AgentDefinitionError(f"tools: {name} is not a tool", hints=[f"put @tool on {name}"])
+    if item.lacks_object:
+        whole = getattr(item, "__qualname__", name)
+        home = whole.rpartition(".")[0]
         raise AgentDefinitionError(
-            f"parser: {parser!r} is not known (known: {', '.join(sorted(PARSERS))})",
-            hints=[f"use one of {sorted(PARSERS)}, or pass an object with parse(text)"],
+            f"tools: {whole} is a method, and nobody says of which object",
+            hints=[
+                f"put @tool on {home} and pass {home}: each rollout then has an object of its own",
+                f"or pass {name} of one object, which all rollouts then share",
+            ],
         )
-    return PARSERS[parser]()
+    return [item]
 
 
 def _template_fields(template: str) -> tuple[str, ...]:

@@ -7,21 +7,23 @@ Guarantees:
 3. What comes back at run time is a finite number or None (not scored). Anything else is ``RewardInvalid``
    with the value in it, never a silent 0.0.
 4. A reward is still the plain function; a plain (not async) one runs in a thread.
-
-Setup functions are injected in the same way and live here for that reason; they return nothing.
+5. Several rewards are judged one after the other, in the order in which they were given, in the same rollout:
+   what they acquire is what the tools acquired. Their sum has the weights that were given; where one of them
+   left the rollout unscored, the sum does too, and is not what the others say.
 """
 
-import functools
 import inspect
 import math
 import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from agentfly.agent.errors import RewardDefinitionError, RewardInvalid, TaskInvalid
-from agentfly.agent.signature import Signature, call, from_row, read_signature
+from agentfly.agent.errors import AgentDefinitionError, RewardDefinitionError, RewardInvalid
+from agentfly.agent.injected import Injected
+from agentfly.agent.signature import Signature
 from agentfly.context import Context
 
 P = ParamSpec("P")
@@ -31,33 +33,32 @@ R = TypeVar("R")
 _QUOTED = 80
 
 
-class Injected(Generic[P, R]):
-    """A function whose parameters are ``ctx`` and fields of the task's row."""
+@dataclass(frozen=True)
+class Score:
+    """A judgement; ``value`` is None where the rollout is left unscored.
 
-    kind = "setup"
+    ``parts`` has what each of several rewards said, by name and without its weight.
+    """
 
-    def __init__(self, function: Callable[P, R]) -> None:
-        self._signature = read_signature(function, self.kind, RewardDefinitionError)
-        self._function = function
-        functools.update_wrapper(self, function)
-        self.name = self._signature.name
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._function(*args, **kwargs)
+
+class Judge(Protocol):
+    """What an agent is judged by: one reward, or several with weights."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Raise ``TaskInvalid`` if the row lacks a field; ``where`` names the row for the message."""
-        for field in self._signature.required:
-            if field not in row:
-                raise TaskInvalid(
-                    f"{self.kind} {self.name}: task field {field} is missing in {where}"
-                    f" (has: {', '.join(sorted(map(str, row))) or 'nothing'})",
-                    hints=["add it to the row, or give the parameter a default"],
-                )
+        """Raise ``TaskInvalid`` if the row lacks a field."""
+        ...
 
-    async def call(self, row: Mapping[str, Any], ctx: Context) -> Any:
-        """Call the function with what it asks for."""
-        return await call(self._signature, from_row(self._signature, row), ctx)
+    async def score(self, row: Mapping[str, Any], ctx: Context) -> Score:
+        """Judge one rollout."""
+        ...
 
 
 class Reward(Injected[P, R]):
@@ -69,11 +70,11 @@ class Reward(Injected[P, R]):
         super().__init__(function)
         _check_returns(self._signature)
 
-    async def score(self, row: Mapping[str, Any], ctx: Context) -> float | None:
+    async def score(self, row: Mapping[str, Any], ctx: Context) -> Score:
         """The reward, or None where the function could not or would not judge."""
         value = await self.call(row, ctx)
         if value is None:
-            return None
+            return Score(None)
         number = float(value) if isinstance(value, numbers.Real) else math.nan
         if not math.isfinite(number):
             shown = repr(value)
@@ -82,7 +83,70 @@ class Reward(Injected[P, R]):
                 f"reward {self.name}: {shown} ({type(value).__name__}) is not a finite number",
                 hints=["return a float, or None to leave the rollout unscored"],
             )
-        return number
+        return Score(number)
+
+
+class WeightedRewards:
+    """The weighted sum of several rewards."""
+
+    def __init__(self, weights: Mapping[Reward[..., Any], float]) -> None:
+        self._weights = dict(weights)
+        self.name = " + ".join(f"{weight:g} {part.name}" for part, weight in self._weights.items())
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Raise ``TaskInvalid`` if the row lacks a field that one of them needs."""
+        for part in self._weights:
+            part.check(row, where)
+
+    async def score(self, row: Mapping[str, Any], ctx: Context) -> Score:
+        """The sum, with what each part said."""
+        parts: dict[str, float] = {}
+        for part in self._weights:
+            said = (await part.score(row, ctx)).value
+            if said is not None:
+                parts[part.name] = said
+        if len(parts) < len(self._weights):
+            return Score(None, parts)
+        total = sum(weight * parts[part.name] for part, weight in self._weights.items())
+        if not math.isfinite(total):
+            raise RewardInvalid(
+                f"reward {self.name}: {total} is not a finite number", hints=["use smaller weights"]
+            )
+        return Score(total, parts)
+
+
+def judge_of(reward: Any) -> Judge:
+    """The judge that an agent's ``reward`` names: a reward, or a dict from rewards to weights.
+
+    Raises:
+        AgentDefinitionError: it is neither.
+    """
+    if isinstance(reward, Reward):
+        return reward
+    if reward is None or reward == {}:
+        raise AgentDefinitionError("reward: is missing", hints=["pass a function made by @reward"])
+    if not isinstance(reward, Mapping):
+        raise _no_reward(reward)
+    names: set[str] = set()
+    for part, weight in reward.items():
+        if not isinstance(part, Reward):
+            raise _no_reward(part)
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise AgentDefinitionError(
+                f"reward: weight {weight!r} of {part.name} is not a finite number",
+                hints=[f"write reward={{{part.name}: 1.0, ...}}"],
+            )
+        if part.name in names:
+            raise AgentDefinitionError(
+                f"reward: {part.name} is there twice", hints=["rename one of the two functions"]
+            )
+        names.add(part.name)
+    return WeightedRewards(reward)
+
+
+def _no_reward(given: Any) -> AgentDefinitionError:
+    name = getattr(given, "__name__", repr(given))
+    return AgentDefinitionError(f"reward: {name} is not a reward", hints=[f"put @reward on {name}"])
 
 
 def reward(function: Callable[P, R]) -> Reward[P, R]:

@@ -4,7 +4,8 @@ Guarantees:
 1. ``ctx`` is injected by name and never part of what the model or the task has to supply.
 2. A signature that cannot be called by name (``*args``, ``**kwargs``, positional-only) is refused with the
    function, the parameter and a remedy in the error.
-3. Annotations are resolved, also postponed ones; one that cannot be is an error at decoration.
+3. The ``self`` of a method, and that of the ``__init__`` of a class, is nobody's to supply.
+4. Annotations are resolved, also postponed ones; one that cannot be is an error at decoration.
 """
 
 import inspect
@@ -36,6 +37,7 @@ class Signature:
     returns: Any
     takes_context: bool
     is_async: bool
+    is_method: bool
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -45,24 +47,27 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any], kind: str, error: type[AgentflyError]) -> Signature:
-    """Read a function's signature.
+    """Read the signature of a function, of a method, or of what makes an object of a class.
 
     Args:
-        function: the function as the user wrote it.
+        function: the function or class as the user wrote it.
         kind: what it is to become, for messages: ``tool``, ``reward`` or ``setup``.
         error: what to raise when it cannot be that.
     """
-    name = getattr(function, "__name__", "")
-    if not inspect.isfunction(function) or name == "<lambda>":
+    name, of_class = getattr(function, "__name__", ""), inspect.isclass(function)
+    if not (inspect.isfunction(function) or of_class) or name == "<lambda>":
         raise error(
             f"{kind}: {function!r} is not a function with a name",
             hints=[f"write it as `def name(...)` with @{kind}"],
         )
     parameters = dict(inspect.signature(function).parameters)
+    is_method = _is_method(function, parameters)
+    if is_method:
+        del parameters["self"]
     for parameter in parameters.values():
         _check_callable_by_name(parameter, f"{kind} {name}", error)
     try:
-        types = typing.get_type_hints(function, include_extras=True)
+        types = typing.get_type_hints(function.__init__ if of_class else function, include_extras=True)
     except Exception as cause:
         raise error(
             f"{kind} {name}: an annotation cannot be resolved ({cause})",
@@ -72,7 +77,14 @@ def read_signature(function: Callable[..., Any], kind: str, error: type[Agentfly
     takes_context = parameters.pop(CONTEXT, None) is not None
     types.pop(CONTEXT, None)
     is_async = inspect.iscoroutinefunction(function)
-    return Signature(function, name, parameters, types, returns, takes_context, is_async)
+    return Signature(function, name, parameters, types, returns, takes_context, is_async, is_method)
+
+
+def _is_method(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether it was defined in the body of a class: a plain function may call an argument ``self``."""
+    home = function.__qualname__.rpartition(".")[0]
+    in_class = inspect.isfunction(function) and home != "" and not home.endswith("<locals>")
+    return in_class and next(iter(parameters), "") == "self"
 
 
 def _check_callable_by_name(parameter: inspect.Parameter, label: str, error: type[AgentflyError]) -> None:

@@ -5,51 +5,39 @@ Guarantees:
    optionals, lists, enums, literals, nested models. ``ctx`` is injected and hidden.
 2. A definition that would fail in a rollout fails at decoration, naming function, parameter and remedy.
 3. Arguments are validated before the call; wrong ones become an observation and a metric, never an exception.
-4. Text, numbers, dicts, models, command results and ``ToolResult`` are normalised to one ``ToolResult``. One
-   whose observation is no text, whose metrics are no finite numbers, or whose control is unknown is an
-   exception of the tool: ``ToolResultInvalid``.
-5. A tool is still the plain function: calling it directly runs it, without validation.
-6. A plain (not async) tool runs in a thread and never blocks the loop.
+4. A tool is still the plain function: calling it directly runs it, without validation.
+5. A plain (not async) tool runs in a thread and never blocks the loop.
+6. A method is a tool of the object it is taken from, which all rollouts share. A class stands for those of
+   its methods that are tools: each attempt at a rollout has an object of its own, made before the first
+   turn, with ``ctx`` and task fields injected into ``__init__``. A class is still the class.
 
-Not here: deadlines and what happens to exceptions (``agentfly.rollout.calls``).
+Not here: what a tool may return (``result``), deadlines and exceptions (``agentfly.rollout.calls``).
 """
 
+import copy
 import functools
 import inspect
-import math
-import numbers
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_json
 
 from agentfly.agent.docstring import Docstring, parse_docstring
-from agentfly.agent.errors import ToolDefinitionError, ToolResultInvalid
+from agentfly.agent.errors import ToolDefinitionError
+from agentfly.agent.injected import Injected
+from agentfly.agent.result import ToolResult, normalise
 from agentfly.agent.signature import Signature, call, read_signature
 from agentfly.context import Context
-from agentfly.sandbox import ExecResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 
-
-@dataclass(frozen=True)
-class ToolResult:
-    """What a tool call gave.
-
-    Args:
-        observation: the text that the policy reads next.
-        metrics: finite numbers to sum up over the rollout, by name.
-        control: ``"end"`` ends the rollout after this turn; what happened and what to do next are two fields.
-    """
-
-    observation: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    control: Literal["end"] | None = None
+_TOOLS = "__agentfly_tools__"  # on a class: what makes the object of a rollout
 
 
 class Tool(Generic[P, R]):
@@ -58,6 +46,8 @@ class Tool(Generic[P, R]):
     def __init__(self, function: Callable[P, R]) -> None:
         self._signature = read_signature(function, "tool", ToolDefinitionError)
         self._function = function
+        self._object: Any = None
+        self._class: type | None = None
         functools.update_wrapper(self, function)
         docstring = _documented(self._signature, function)
         self.name = self._signature.name
@@ -68,8 +58,27 @@ class Tool(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._function(*args, **kwargs)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> "Tool[..., R]":
+        if instance is None or not self._signature.is_method:
+            return self
+        taken = copy.copy(self)
+        taken._object = instance
+        taken._function = types.MethodType(self._function, instance)
+        return taken
+
     def __repr__(self) -> str:
         return f"<tool {self.name}{inspect.signature(self._function)}>"
+
+    @property
+    def lacks_object(self) -> bool:
+        """Whether it is a method that nobody has said the object of."""
+        return self._signature.is_method and self._object is None and self._class is None
+
+    def of_class(self, kind: type) -> Self:
+        """The method as a tool of the object that each rollout has of this class."""
+        taken = copy.copy(self)
+        taken._class = kind
+        return taken
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -85,60 +94,57 @@ class Tool(Generic[P, R]):
             return ToolResult(_explain(self, error), metrics={"invalid_arguments": 1})
         fields = type(checked).model_fields
         given = {str(info.alias): getattr(checked, attribute) for attribute, info in fields.items()}
-        return normalise(await call(self._signature, given, ctx), self.name)
+        return normalise(await call(self._bound(ctx), given, ctx), self.name)
+
+    def _bound(self, ctx: Context) -> Signature:
+        if self._signature.is_method:
+            of = self._object if self._class is None else ctx.instance(self._class)
+            return replace(self._signature, function=types.MethodType(self._signature.function, of))
+        return self._signature
 
 
-def tool(function: Callable[P, R]) -> Tool[P, R]:
-    """Make a tool of a function, sync or async, that has types and a docstring."""
-    return Tool(function)
+@overload
+def tool(function: type[C]) -> type[C]: ...  # type: ignore[overload-overlap]
+@overload
+def tool(function: Callable[P, R]) -> Tool[P, R]: ...
+def tool(function: Any) -> Any:
+    """Make a tool of a function or method, sync or async, that has types and a docstring.
 
-
-def normalise(value: Any, name: str = "") -> ToolResult:
-    """A tool's return value as a ``ToolResult``: text as it is, None as empty text, the rest as JSON.
-
-    Raises:
-        ToolResultInvalid: it is a ``ToolResult`` with something wrong in it; ``name`` is the tool's.
+    On a class: make each of its methods that are tools a tool of the object that a rollout gets of it.
     """
-    if isinstance(value, ToolResult):
-        return _checked(value, name)
-    if isinstance(value, ExecResult):
-        return ToolResult(value.text, metrics={"exit_code": value.exit_code})
-    if isinstance(value, str):
-        return ToolResult(value)
-    if value is None:
-        return ToolResult("")
-    return ToolResult(to_json(value, fallback=str, inf_nan_mode="constants").decode())
+    if not inspect.isclass(function):
+        return Tool(function)
+    if not _methods(function):
+        raise ToolDefinitionError(
+            f"tool {function.__name__}: has no method that is a tool",
+            hints=["put @tool on the methods that the model may call"],
+        )
+    setattr(function, _TOOLS, ClassInit(function))
+    return function
 
 
-def _checked(result: ToolResult, name: str) -> ToolResult:
-    problem, hint = "", ""
-    if not isinstance(result.observation, str):
-        problem = f"observation is {_kind(result.observation)}, not text"
-        hint = "return the value itself to have it written as JSON, or make text of it"
-    elif not (result.control is None or result.control == "end"):
-        problem, hint = f"control {result.control!r} is unknown", 'use control="end", or leave it out'
-    elif not isinstance(result.metrics, Mapping):
-        problem, hint = f"metrics is {_kind(result.metrics)}, not a dict", 'write metrics={"name": 1.0}'
-    else:
-        for metric, value in result.metrics.items():
-            if not isinstance(metric, str) or not metric.isprintable():
-                problem, hint = f"metric {metric!r} is not a name", "name metrics by printable text"
-            elif not _finite(value):
-                problem, hint = f"metric {metric!r} is {value!r}, not a finite number", "leave the metric out"
-    if problem:
-        raise ToolResultInvalid(f"tool {name}: ToolResult: {problem}", hints=[hint])
-    return result
+class ClassInit(Injected[..., Any]):
+    """Makes the object that a rollout has of a class of tools."""
+
+    kind = "tool class"
+    error = ToolDefinitionError
 
 
-def _finite(value: Any) -> bool:
-    try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # an int beyond floats
-        return False
+def class_init(kind: Any) -> ClassInit | None:
+    """What makes a rollout's object of this class; None if ``@tool`` does not stand on it."""
+    found = vars(kind).get(_TOOLS) if inspect.isclass(kind) else None
+    return found if isinstance(found, ClassInit) else None
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__
+def tools_of_class(kind: type) -> list[Tool[..., Any]]:
+    """The tools of a class, in the order in which it defines them, inherited ones first."""
+    return [found.of_class(kind) for found in _methods(kind).values()]
+
+
+def _methods(kind: type) -> dict[str, Tool[..., Any]]:
+    names = [name for base in reversed(kind.__mro__) for name in vars(base)]
+    found = {name: getattr(kind, name, None) for name in dict.fromkeys(names)}
+    return {name: value for name, value in found.items() if isinstance(value, Tool)}
 
 
 def _documented(signature: Signature, function: Callable[..., Any]) -> Docstring:

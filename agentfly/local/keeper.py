@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from agentfly.api import PoolUse, TrainingRun, TrainingRunStatus
 from agentfly.api.reasons import Reason
 from agentfly.api.reasons import TrainingRunPhase as Phase
-from agentfly.api.trainingrun import CheckpointStatus, Failure
+from agentfly.api.trainingrun import Failure
 from agentfly.local.rundir import RunDir
 from agentfly.roles.status import RunSeen, training_status
 from agentfly.training import checkpoints
@@ -35,10 +34,13 @@ class Keeper:
             phase=before.phase or Phase.Pending,
             attempt=before.attempt,
             restarts=before.restarts,
+            failures=before.failures,
+            attempt_time=before.attempt_time,
+            resumed_step=before.resumed_step,
             start_time=before.start_time,
             completion_time=before.completion_time,
             steps=folder.read_metrics(),
-            checkpoint=newest_checkpoint(folder.checkpoints),
+            checkpoint=checkpoints.newest(folder.checkpoints),
             failure=before.last_failure,
         )
         self._folder = folder
@@ -65,6 +67,8 @@ class Keeper:
             changes["completion_time"] = datetime.now(UTC)
         if phase in (Phase.Succeeded, Phase.Failed, Phase.Suspended, Phase.Restarting):
             changes |= {"roles": {}, "pools": {}}
+        if phase is not None and phase is not Phase.Restarting:
+            changes["restart_time"] = None
         self.seen = replace(self.seen, **changes)
         self._publish()
 
@@ -74,7 +78,7 @@ class Keeper:
         stepped, self._metrics_size = size > self._metrics_size, size
         if stepped:
             self.seen = replace(self.seen, steps=self._folder.read_metrics())
-        self.seen = replace(self.seen, checkpoint=newest_checkpoint(self._folder.checkpoints), pools=pools)
+        self.seen = replace(self.seen, checkpoint=checkpoints.newest(self._folder.checkpoints), pools=pools)
         if not stepped and time.monotonic() - self._written >= WRITE_EVERY_S:
             self._publish()
         return stepped
@@ -98,13 +102,3 @@ class Keeper:
         self._folder.write_status(status.to_json())
         self._written = time.monotonic()
         self._show(self.run)
-
-
-def newest_checkpoint(folder: Path) -> CheckpointStatus | None:
-    """The newest complete checkpoint: the one from which the trainer would go on."""
-    complete = checkpoints.steps(folder)
-    if not complete:
-        return None
-    step = complete[-1]
-    time_of = datetime.fromtimestamp(checkpoints.written_at(folder, step), UTC)
-    return CheckpointStatus(latest_step=step, path=str(checkpoints.path_of(folder, step)), time=time_of)

@@ -1,8 +1,8 @@
-"""What runs on this machine, as its brokers tell it: pools and leases, as tables or as JSON.
+"""What runs on this machine or in a cluster, as brokers tell it: pools and leases, as tables or as JSON.
 
 Guarantees:
 1. Without an address every data plane of this user that runs here is asked; one that ends meanwhile is left
-   out, unless it was the only one.
+   out, unless it was the only one. A namespace of a cluster has one broker.
 2. An address that is none, a broker that does not answer, or none at all is an error that says what to do.
 3. No token is shown: brokers do not tell them.
 
@@ -19,6 +19,7 @@ from typing import TypeVar
 from rich.table import Table
 
 from agentfly.broker.client import BrokerClient
+from agentfly.broker.proxied import ProxiedBroker
 from agentfly.errors import AgentflyError
 from agentfly.local.paths import BROKER
 from agentfly.resources.errors import Infra
@@ -53,6 +54,20 @@ def leases(addresses: Sequence[str]) -> dict[str, Leases]:
         AgentflyError: there is no broker, or none that answers.
     """
     return asyncio.run(_ask(addresses, BrokerClient.leases))
+
+
+def pools_of(cluster: ProxiedBroker, name: str) -> dict[str, Pools]:
+    """As ``pools``, for the broker of a namespace, under this name.
+
+    Raises:
+        AgentflyError: there is none, or it may not be asked.
+    """
+    return {name: asyncio.run(cluster.pools())}
+
+
+def leases_of(cluster: ProxiedBroker, name: str) -> dict[str, Leases]:
+    """As ``leases``, likewise."""
+    return {name: asyncio.run(cluster.leases())}
 
 
 def pool_table(found: Pools, title: str | None) -> Table:

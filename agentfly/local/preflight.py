@@ -26,11 +26,20 @@ from agentfly.api.base import NAME_MAX, ApiModel
 from agentfly.api.load import Manifests, load_manifests
 from agentfly.api.pooltypes import Credential, InProcess
 from agentfly.api.problems import NOTHING, InvalidManifests, ManifestError, shown
+from agentfly.broker.pools import pool_spec
 from agentfly.errors import AgentflyError
 from agentfly.refs import ReferenceFailed, load
 from agentfly.resources.errors import ResourceError
 from agentfly.resources.images.reference import is_on_disk, locate
-from agentfly.roles.plan import Places, inference_pool, rollout_role, trainer_config
+from agentfly.roles.plan import (
+    Places,
+    inference_pool,
+    policy_name,
+    rollout_role,
+    serves_itself,
+    trainer_config,
+)
+from agentfly.rollout.strategies import strategy_of
 from agentfly.tasks import read_tasks
 
 Kind = TypeVar("Kind", TrainingRun, RolloutJob)
@@ -44,6 +53,7 @@ RENAMED = {
     "turn_timeout_s": "rollout.timeouts.turnSeconds",
     "rollout_timeout_s": "rollout.timeouts.rolloutSeconds",
     "gpus": "trainer.gpusPerNode",
+    "servers": "inference.mode",
     "checkpoint_every_steps": "checkpoint.everySteps",
     "checkpoint_keep_last": "checkpoint.keepLast",
     "stall_timeout_s": "runPolicy.stallTimeoutSeconds",
@@ -70,10 +80,17 @@ def training_run(file: Path, sets: Sequence[str], name: str | None) -> Work[Trai
     return _checked(file, manifests, manifests.runs, "TrainingRun", name)
 
 
-def rollout_job(file: Path, sets: Sequence[str], name: str | None) -> Work[RolloutJob]:
-    """The one RolloutJob of a file; raises as `training_run` does."""
+def rollout_job(
+    file: Path, sets: Sequence[str], name: str | None, *, here: bool = True, served: bool = True
+) -> Work[RolloutJob]:
+    """The one RolloutJob of a file; raises as `training_run` does.
+
+    Args:
+        here: its pools and the policy's servers are to run on this machine. Else it is not asked for them.
+        served: its model is to be the policy. Else an API is, and neither model nor GPUs are looked at.
+    """
     manifests = load_manifests(file, sets, "RolloutJob")
-    return _checked(file, manifests, manifests.jobs, "RolloutJob", name)
+    return _checked(file, manifests, manifests.jobs, "RolloutJob", name, here=here, served=served)
 
 
 def _renamed(work: Kind, name: str) -> Kind:
@@ -88,7 +105,14 @@ def _renamed(work: Kind, name: str) -> Kind:
 
 
 def _checked(
-    file: Path, manifests: Manifests, found: tuple[Kind, ...], kind: str, name: str | None
+    file: Path,
+    manifests: Manifests,
+    found: tuple[Kind, ...],
+    kind: str,
+    name: str | None,
+    *,
+    here: bool = True,
+    served: bool = True,
 ) -> Work[Kind]:
     if len(found) != 1:
         raise InvalidManifests(
@@ -104,8 +128,14 @@ def _checked(
             ]
         )
     work, base = found[0] if name is None else _renamed(found[0], name), manifests.base
-    used = _used(work, manifests.pools, check_roles(work, base), base)
-    _check_gpus(work)
+    _check_one_machine(work)
+    policy = check_roles(work, base)
+    if here:
+        used = _used(work, manifests.pools, policy, base)
+    else:
+        used = tuple(pool for pool in manifests.pools if pool.metadata.name in work.spec.pools)
+    if here and served:
+        _check_gpus(work)
     agent = _load("spec.agent.entrypoint", work.spec.agent.entrypoint, base)
     if not isinstance(agent, Agent):
         raise AgentflyError(
@@ -113,9 +143,25 @@ def _checked(
             "not an agentfly.Agent",
             hints=["point it at the variable that holds Agent(...)"],
         )
+    strategy_of(work.spec.rollout, base)
     _check_tasks(work, agent, base)
-    _check_model(work, base)
+    if served:
+        _check_model(work, base)
     return Work(work, used, base)
+
+
+def _check_one_machine(work: TrainingRun | RolloutJob) -> None:
+    """Refuse what only a cluster can do; blocks that one machine does not read say so themselves."""
+    if work.spec.suspend:
+        raise AgentflyError(
+            "spec.suspend: true keeps a run of a cluster from starting; on one machine the command starts it",
+            hints=["remove spec.suspend; Ctrl-C suspends a run here, and the same command goes on"],
+        )
+    if isinstance(work, TrainingRun) and work.spec.trainer.nodes > 1:
+        raise AgentflyError(
+            f"spec.trainer.nodes: {work.spec.trainer.nodes} is more than this machine, which is one",
+            hints=["set spec.trainer.nodes to 1, or give the run to a cluster: kubectl apply -f FILE"],
+        )
 
 
 def check_roles(work: TrainingRun | RolloutJob, base: Path) -> str:
@@ -126,7 +172,9 @@ def check_roles(work: TrainingRun | RolloutJob, base: Path) -> str:
             trainer_config(work, places, attempt=1)
         else:
             rollout_role(work, places, ())
-        return inference_pool(work, places).metadata.name
+        if not serves_itself(work):
+            inference_pool(work, places)
+        return policy_name(work.metadata.name)
     except ValidationError as error:
         raise _refused(error, type(work.spec)) from error
 
@@ -164,7 +212,10 @@ def _check_gpus(work: TrainingRun | RolloutJob) -> None:
     inference = work.spec.inference
     terms, needed = "spec.inference.replicas * gpus", inference.replicas * inference.gpus
     if isinstance(work, TrainingRun):
-        terms, needed = f"{terms} + spec.trainer.gpusPerNode", needed + work.spec.trainer.gpus_per_node
+        own = work.spec.trainer.gpus_per_node
+        terms, needed = f"{terms} + spec.trainer.gpusPerNode", needed + own
+        if serves_itself(work):
+            terms, needed = "spec.trainer.gpusPerNode", own
     here = gpu_count()
     if needed > here:
         raise AgentflyError(
@@ -178,19 +229,39 @@ def _used(
 ) -> tuple[ResourcePool, ...]:
     """The pools that a run names, with absolute paths."""
     used = [pool for pool in pools if pool.metadata.name in work.spec.pools]
-    names = [pool.metadata.name for pool in used]
+    for pool in used:
+        if (name := pool.metadata.name) == policy:
+            raise AgentflyError(
+                f"ResourcePool {name}: has the name of the pool of the policy's own servers",
+                hints=[f"give the pool another name, or the {work.kind}: --name NAME"],
+            )
+    return _placed_pools(used, base)
+
+
+def pools_of(file: Path | str) -> tuple[ResourcePool, ...]:
+    """The pools of a manifest, with absolute paths; each of them can work on this machine.
+
+    Raises:
+        AgentflyError: it has none, or what is wrong with them.
+    """
+    manifests = load_manifests(file)
+    if not manifests.pools:
+        raise AgentflyError(f"{file}: has no ResourcePool", hints=["name a file that has one"])
+    return _placed_pools(manifests.pools, manifests.base)
+
+
+def _placed_pools(pools: Sequence[ResourcePool], base: Path) -> tuple[ResourcePool, ...]:
+    names = [pool.metadata.name for pool in pools]
     for name in names:
         if names.count(name) > 1:
             raise AgentflyError(
                 f"ResourcePool {name}: is there {names.count(name)} times; this machine has no namespaces",
                 hints=[f"give each ResourcePool {name} another name, and name one of them in spec.pools"],
             )
-        if name == policy:
-            raise AgentflyError(
-                f"ResourcePool {name}: has the name of the pool of the policy's own servers",
-                hints=[f"give the pool another name, or the {work.kind}: --name NAME"],
-            )
-    return tuple(_placed(pool, base) for pool in used)
+    placed = tuple(_placed(pool, base) for pool in pools)
+    for pool in placed:
+        pool_spec(pool)  # refuses what one machine does not have
+    return placed
 
 
 def _placed(pool: ResourcePool, base: Path) -> ResourcePool:

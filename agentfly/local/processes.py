@@ -2,14 +2,14 @@
 
 Guarantees:
 1. A role ends with all its descendants, however it ends and however this process ends: each runs in a process
-   namespace of its own (`agentfly.resources.runners.guard`).
+   namespace of its own (`agentfly.resources.runners.guard`). One that is `unguarded`, which is for pods, ends
+   with its process group when the block is left.
 2. Leaving `running` stops the role, in bounded time.
 3. Everything a role prints stands in its log, and the end of it in the error when it fails.
 """
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +17,10 @@ from pathlib import Path
 from agentfly.errors import AgentflyError
 from agentfly.local.environments import agentfly_path
 from agentfly.resources.runners.guard import kill_guard, start_guarded
+from agentfly.roles.failure import reason_in
 from agentfly.roles.plan import Role
 
 STOP_S = 10.0  # to collect a killed process; it has no way to refuse
-# Lines that good runs of verl print too: engines that are not installed.
-HARMLESS = re.compile(r"engine is not available|UserWarning|FutureWarning|DeprecationWarning")
 # What the role inherits of this process's environment; the rest is set by its plan.
 INHERITED = ("PATH", "HOME", "LANG", "TZ", "USER", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE")
 
@@ -67,6 +66,28 @@ async def running(
         await asyncio.shield(_collect(process))
 
 
+@asynccontextmanager
+async def unguarded(
+    argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """As ``running``, where there is no bubblewrap: in a pod, which is a guard by itself."""
+    inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env={**inherited, **env},
+            cwd=cwd,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        await asyncio.shield(_collect(process))
+
+
 async def _collect(process: asyncio.subprocess.Process) -> None:
     kill_guard(process)
     async with asyncio.timeout(STOP_S):
@@ -92,23 +113,3 @@ async def run_to_end(
             ) from None
     if code != 0:
         raise RoleFailed(name, code, log)
-
-
-def reason_in(log: Path) -> str:
-    """The line of a log that most likely says why a role failed: the last error, else the last line.
-
-    Hints are no reason: an error of agentfly ends with them.
-    """
-    if not log.exists():
-        return "it printed nothing"
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 65536))
-        text = file.read().decode(errors="replace")
-    lines = [line for row in text.splitlines() if (line := row.strip()) and not line.startswith("hint:")]
-    errors = [
-        line
-        for line in lines
-        if re.search(r"\b\w*(Error|Exception|Killed)\b[:(]", line) and not HARMLESS.search(line)
-    ]
-    candidates = errors or lines
-    return candidates[-1][:500] if candidates else "it printed nothing"

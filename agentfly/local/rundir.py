@@ -19,6 +19,7 @@ from typing import Any
 
 from agentfly.api.problems import shown
 from agentfly.errors import AgentflyError
+from agentfly.roles.steps import read_steps
 
 CHANGEABLE = ("runPolicy",)  # it does not alter what the steps so far mean
 
@@ -131,16 +132,7 @@ class RunDir:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """One record for each step, in order; of a step that was trained again the last one counts."""
-        if not self.metrics.exists():
-            return []
-        steps = {}
-        for line in self.metrics.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the line being written when the trainer was killed
-            steps[record["step"]] = record
-        return [steps[step] for step in sorted(steps)]
+        return read_steps(self.metrics)
 
     def _compare(self, spec: Mapping[str, Any]) -> None:
         """Refuse a spec that is not the one the run in this folder was started with."""

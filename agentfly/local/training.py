@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from agentfly.api import ResourcePool, TrainingRun, TrainingRunStatus
@@ -20,15 +21,17 @@ from agentfly.api.reasons import Reason
 from agentfly.api.reasons import TrainingRunPhase as Phase
 from agentfly.api.trainingrun import RoleStatus
 from agentfly.errors import AgentflyError
+from agentfly.local.environments import Name
 from agentfly.local.keeper import Keeper, Show
 from agentfly.local.plane import DataPlane, data_plane
-from agentfly.local.processes import reason_in, role_environment, running
+from agentfly.local.processes import role_environment, running
 from agentfly.local.rundir import RunDir
 from agentfly.local.steps import StopAsked, ends_within, environment, lease_servers, make_model, prove, unless
 from agentfly.observe.curve import write_reward_png
+from agentfly.roles.failure import why
 from agentfly.roles.life import Clock, Ended, after_attempt, overdue, read_failure
-from agentfly.roles.plan import Places, inference_pool, trainer_role
-from agentfly.roles.trainer import EXIT_INVALID, EXIT_STALLED, EXIT_SUSPENDED
+from agentfly.roles.plan import Places, inference_pool, serves_itself, trainer_role
+from agentfly.roles.trainer import EXIT_INVALID, EXIT_SUSPENDED
 
 TICK_S = 0.5
 KILLED = -9
@@ -55,7 +58,7 @@ class TrainingRunner:
         self._show = show
         self._stop = asyncio.Event()
         self._places = Places(folder.root, base_dir)
-        self._policy = inference_pool(run, self._places)
+        self._policy = None if serves_itself(run) else inference_pool(run, self._places)
         self._ran = 0.0
         self.finished_before = False  # by an earlier process: this one started nothing
 
@@ -100,10 +103,14 @@ class TrainingRunner:
             phase=Phase.Starting, message="preparing the environments of trainer and inference"
         )
         spec, log = self._spec, self._folder.logs / "environments.log"
-        self._trainer_python = await unless(
-            self._stop, environment("trainer", spec.trainer.gpus_per_node, log)
+        both = serves_itself(self._run)  # then one has verl and vLLM, for pools of models too
+        name: Name = "colocated" if both else "trainer"
+        self._trainer_python = await unless(self._stop, environment(name, spec.trainer.gpus_per_node, log))
+        self._inference_python = (
+            self._trainer_python
+            if both
+            else await unless(self._stop, environment("inference", spec.inference.gpus, log))
         )
-        self._inference_python = await unless(self._stop, environment("inference", spec.inference.gpus, log))
         if spec.model.path is None:
             self._keeper.update(message="making the model")
         log = self._folder.logs / "model.log"
@@ -114,7 +121,7 @@ class TrainingRunner:
         self._keeper.update(message="starting sandboxes and the policy's servers")
         failures = 0
         async with data_plane(
-            [*self._pools, self._policy],
+            [*self._pools, *([] if self._policy is None else [self._policy])],
             logs_in=self._folder.root,
             inference_python=self._inference_python,
             start_timeout_s=self._spec.inference.start_timeout_seconds,
@@ -125,6 +132,7 @@ class TrainingRunner:
                 ended = await self._attempt(plane)
                 verdict = after_attempt(ended, failures, self._spec.run_policy.backoff_limit)
                 failures = verdict.failures
+                self._keeper.update(failures=failures, attempt_time=datetime.now(UTC))
                 if not await self._go_on(verdict.phase, verdict.pause_s):
                     return
 
@@ -145,6 +153,7 @@ class TrainingRunner:
             keeper.update(
                 phase=Phase.Restarting,
                 restarts=keeper.seen.restarts + 1,
+                restart_time=datetime.now(UTC) + timedelta(seconds=pause_s),
                 message=f"the next attempt starts in {pause_s:.0f} s",
             )
             await unless(self._stop, asyncio.sleep(pause_s))
@@ -154,13 +163,21 @@ class TrainingRunner:
     async def _attempt(self, plane: DataPlane) -> Ended:
         keeper, saved = self._keeper, self._keeper.saved_step
         attempt = keeper.seen.attempt + 1
-        keeper.update(phase=Phase.Starting, attempt=attempt, message="starting the policy's servers")
+        keeper.update(
+            phase=Phase.Starting,
+            attempt=attempt,
+            attempt_time=datetime.now(UTC),
+            resumed_step=saved,
+            message="starting the policy's servers",
+        )
         owner, deadline = f"{self._run.metadata.name}.{attempt}", self._spec.inference.start_timeout_seconds
         async with AsyncExitStack() as stack:
             stack.push_async_callback(plane.engine.release_owner, owner)
+            urls: list[str] = []
             try:
-                servers = await unless(self._stop, lease_servers(plane, self._policy, owner, deadline))
-                urls = [lease.base_url for lease in servers]
+                if self._policy is not None:
+                    servers = await unless(self._stop, lease_servers(plane, self._policy, owner, deadline))
+                    urls = [lease.base_url for lease in servers]
             except AgentflyError as error:
                 keeper.failed(attempt, Reason.StartFailed, error.render(), None)
                 return Ended(1, False, False)
@@ -182,8 +199,8 @@ class TrainingRunner:
         keeper.observe(plane.use(self._pools))
         suspended = code == EXIT_SUSPENDED and self._stop.is_set()
         if late is not None or (code != 0 and not suspended):
-            kept = read_failure(self._folder.root, attempt) if code == EXIT_INVALID else None
-            reason, message = late or kept or _why(code, log)
+            kept = read_failure(self._folder.root, attempt)
+            reason, message = late or kept or why(code, log)
             keeper.failed(attempt, reason, message, code)
         return Ended(KILLED if late is not None else code, suspended, keeper.saved_step > saved)
 
@@ -215,15 +232,6 @@ class TrainingRunner:
 
 
 def _roles(servers: int, trainers: int) -> dict[str, RoleStatus]:
-    return {
-        "inference": RoleStatus(desired=servers, ready=servers),
-        "trainer": RoleStatus(desired=1, ready=trainers, reason=None if trainers else "no step yet"),
-    }
-
-
-def _why(code: int, log: Path) -> tuple[Reason, str]:
-    if code == EXIT_STALLED:
-        reason = Reason.NoProgress
-    else:
-        reason = Reason.Interrupted if code < 0 or code > 128 else Reason.AttemptFailed
-    return reason, f"trainer: exit code {code}: {reason_in(log)}; read {log}"
+    trainer = RoleStatus(desired=1, ready=trainers, reason=None if trainers else "no step yet")
+    inference = {"inference": RoleStatus(desired=servers, ready=servers)} if servers else {}
+    return {**inference, "trainer": trainer}

@@ -13,37 +13,22 @@ Guarantees:
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import aiohttp
 
 from agentfly.models.base import ContextOverflow, ModelUnavailable, Sampled, Sampling
+from agentfly.models.connection import Connection, may_answer_later
 
 _CONNECT_TIMEOUT_S = 5.0
 _OVERFLOW_MARKS = ("maximum context length", "max_model_len", "maximum model length", "longer than")
 
 
-class VLLMModel:
+class VLLMModel(Connection):
     """One server. Use as an async context manager, or call ``close``."""
 
     def __init__(self, base_url: str) -> None:
-        self.base_url = base_url.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections. The model can be used again afterwards."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        super().__init__(base_url, connect_timeout_s=_CONNECT_TIMEOUT_S)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
@@ -69,14 +54,6 @@ class VLLMModel:
             return await response.json()
         except ValueError as error:  # of the body's text: a proxy, or an answer that was cut off
             raise ModelUnavailable(f"model {self.base_url}: an answer that is no JSON: {error}") from error
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(
-                timeout=timeout, connector=aiohttp.TCPConnector(limit=0), trust_env=False
-            )
-        return self._session
 
 
 def request_body(prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> dict[str, Any]:
@@ -122,7 +99,7 @@ def parse_answer(answer: Any) -> Sampled:
 def refusal(base_url: str, status: int, text: str, prompt_tokens: int) -> Exception:
     """The exception for an answer that is not 200."""
     detail = f"model {base_url}: HTTP {status}: {text.strip()[:500]}"
-    if status >= 500 or status in (404, 408, 429):
+    if may_answer_later(status):
         return ModelUnavailable(detail)
     if any(mark in text for mark in _OVERFLOW_MARKS):
         return ContextOverflow(

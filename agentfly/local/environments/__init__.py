@@ -1,7 +1,8 @@
-"""The two Python environments of a training run on this machine: trainer (verl) and inference (vLLM).
+"""The Python environments of a training run on this machine: trainer (verl), inference (vLLM), or colocated.
 
-verl and the newest vLLM need different versions of transformers, so they never share an environment. Each is
-built once by uv from files of this package and kept below the user's cache.
+verl and the newest vLLM need different versions of transformers, so they share an environment only where
+the trainer serves the policy: with an older vLLM, and on GPUs. Each is built once by uv from files of this
+package and kept below the user's cache.
 
 Guarantees:
 1. An environment is named by the hash of everything that decides its content: a changed input gives a new
@@ -34,7 +35,7 @@ from agentfly.errors import AgentflyError
 from agentfly.local.environments.stubs import build_stubs, check_tools
 from agentfly.local.paths import cache_dir
 
-Name = Literal["trainer", "inference"]
+Name = Literal["trainer", "inference", "colocated"]
 Accelerator = Literal["cpu", "cuda"]
 
 _HERE = Path(__file__).parent
@@ -44,6 +45,8 @@ _ALIAS_VERSION = "0.32.0+cpu"  # vLLM decides that it runs on a CPU by "cpu" in 
 # Importing these proves the environment, and compiles what a run imports: a third of all its files.
 _IMPORTS: dict[Name, str] = {
     "trainer": "verl.trainer.main_ppo, verl.trainer.ppo.v1, verl.workers.engine_workers, transfer_queue",
+    "colocated": "verl.trainer.main_ppo, verl.trainer.ppo.v1, verl.workers.engine_workers, transfer_queue, "
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "inference": "vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker, vllm.v1.engine.core",
 }
 
@@ -77,9 +80,18 @@ class Recipe:
 
 
 def recipe(name: Name, accelerator: Accelerator = "cpu") -> Recipe:
-    """The recipe of one environment. CUDA environments take what the packages themselves ask for."""
+    """The recipe of one environment. CUDA environments take what the packages themselves ask for.
+
+    Raises:
+        AgentflyError: there is none for this accelerator.
+    """
     cpu = accelerator == "cpu"
-    requirements = "trainer.txt" if name == "trainer" else f"inference.{accelerator}.txt"
+    if cpu and name == "colocated":
+        raise AgentflyError(
+            "environment colocated: is for GPUs, and --accelerator is cpu",
+            hints=["agentfly env colocated --accelerator cuda", "on a CPU: agentfly env trainer inference"],
+        )
+    requirements = "trainer.txt" if name == "trainer" else f"{name}.{accelerator}.txt"
     return Recipe(
         name=name,
         requirements=_read(requirements),

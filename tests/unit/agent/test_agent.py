@@ -7,7 +7,8 @@ import pytest
 from agentfly.agent import AgentDefinitionError, HermesParser, TaskInvalid, tool
 from agentfly.agent.agent import Agent
 from agentfly.context import Context
-from tests.unit.rollout.toys import always_one, make_agent, shell
+from agentfly.errors import AgentflyError
+from tests.unit.rollout.toys import FakeResources, always_one, make_agent, shell
 
 # 1. what does not fit is an error when the agent is made
 
@@ -16,6 +17,27 @@ from tests.unit.rollout.toys import always_one, make_agent, shell
 def other(x: int) -> str:
     """Do other things."""
     return ""
+
+
+@tool
+class Notes:
+    """What the policy wrote down in this rollout."""
+
+    def __init__(self, what: str, ctx: Context) -> None:
+        self.lines = [f"{ctx.rollout_id}: {what}"]
+
+    @tool
+    def write(self, line: str) -> str:
+        """Write a line."""
+        self.lines.append(line)
+        return "\n".join(self.lines)
+
+
+class Unmarked:
+    @tool
+    def look(self) -> str:
+        """Look."""
+        return ""
 
 
 def shell_again() -> Any:
@@ -32,9 +54,15 @@ def shell_again() -> Any:
     [
         ({"tools": [shell, shell_again()]}, "tools: shell is there twice", "rename one of the two functions"),
         ({"tools": [len]}, "tools: len is not a tool", "put @tool on len"),
+        ({"tools": [Notes.write]}, "tools: Notes.write is a method, and nobody", "put @tool on Notes"),
+        ({"tools": [Unmarked]}, "tools: Unmarked is not a tool", "put @tool on Unmarked"),
+        ({"tools": [Notes, Notes]}, "tools: write is there twice", "rename"),
         ({"reward": None}, "reward: is missing", "@reward"),
         ({"reward": len}, "reward: len is not a reward", "put @reward on len"),
-        ({"parser": "xml"}, "parser: 'xml' is not known (known: hermes)", "['hermes']"),
+        ({"parser": "yaml"}, "parser: 'yaml' is not known (known: bash, hermes, python, react", "'xml'"),
+        ({"parser": "python", "tools": [shell, other]}, "parser: python blocks go to one", "tools=[one]"),
+        ({"parser": "python", "tools": []}, "parser: python blocks go to one tool", "tools=[one]"),
+        ({"parser": "bash", "tools": [other]}, "parser: bash blocks go to one tool with", "bash: str"),
         ({"prompt": 3}, "prompt: 3 is neither a template nor a function", "Fix {issue}"),
         ({"prompt": "a } b"}, "prompt: the template cannot be read", "{{ and }}"),
         ({"prompt": "json: {'a': 1}"}, "prompt: {'a'} is not the name of a task field", "{{ and }}"),
@@ -161,3 +189,73 @@ def test_public_names_are_importable() -> None:
         assert getattr(agentfly, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = agentfly.nothing
+
+
+# 5. classes of tools
+
+
+async def prepared(agent: Agent, rollout_id: str) -> Context:
+    ctx = Context(rollout_id, {"what": "tea"}, FakeResources())
+    await agent.prepare(ctx.task, ctx)
+    return ctx
+
+
+async def test_each_rollout_has_an_object_of_its_own() -> None:
+    agent = make_agent(tools=[Notes, shell])
+    one, other = await prepared(agent, "r-1"), await prepared(agent, "r-2")
+    await agent.tools["write"].run({"line": "milk"}, one)
+    said = await agent.tools["write"].run({"line": "sugar"}, other)
+    assert said.observation == "r-2: tea\nsugar"
+    assert one.instance(Notes).lines == ["r-1: tea", "milk"]
+    assert [schema["function"]["name"] for schema in agent.schemas()] == ["write", "shell"]
+
+
+async def test_setup_finds_the_objects() -> None:
+    async def prepare(ctx: Context) -> None:
+        ctx.instance(Notes).lines.append("prepared")
+
+    ctx = await prepared(make_agent(tools=[Notes], setup=prepare), "r")
+    assert ctx.instance(Notes).lines == ["r: tea", "prepared"]
+
+
+def test_fields_of_a_tool_class_are_asked_for() -> None:
+    with pytest.raises(TaskInvalid, match="tool class Notes: task field what is missing in row 3"):
+        make_agent(tools=[Notes], prompt="go").check({}, "row 3")
+
+
+async def test_class_that_is_no_tool_of_the_agent_is_told() -> None:
+    ctx = await prepared(make_agent(tools=[Notes]), "r")
+    with pytest.raises(AgentflyError, match=r"Unmarked: is no tool class .* \(known: Notes\)"):
+        ctx.instance(Unmarked)
+
+
+# 6. forms that no template knows
+
+
+def test_text_form_is_told_in_the_system_message_and_not_to_the_template() -> None:
+    agent = make_agent(parser="react", system="Be brief.")
+    system, user = agent.messages({"what": "tea"})
+    assert system["role"] == "system"
+    assert system["content"].startswith("Be brief.\n\nYou can use these tools:\n\nshell: Run a command.")
+    assert (user, agent.schemas()) == ({"role": "user", "content": "do tea"}, [])
+    assert agent.observation("shell", "ok") == {"role": "user", "content": "Observation: ok"}
+
+
+def test_text_form_is_added_to_the_system_message_of_the_prompt() -> None:
+    def prompt(row: dict[str, Any]) -> list[dict[str, str]]:
+        return [{"role": "system", "content": "Yours."}, {"role": "user", "content": "go"}]
+
+    system, user = make_agent(parser="bash", prompt=prompt).messages({})
+    assert system["content"].startswith("Yours.\n\nRun a command.")
+    assert user == {"role": "user", "content": "go"}
+
+
+def test_form_of_the_template_is_left_to_it() -> None:
+    agent = make_agent(parser="xml")
+    assert agent.messages({"what": "tea"}) == [{"role": "user", "content": "do tea"}]
+    assert agent.schemas() == [shell.schema]
+    assert agent.observation("shell", "ok") == {"role": "tool", "name": "shell", "content": "ok"}
+
+
+def test_text_form_without_tools_is_told_nothing() -> None:
+    assert len(make_agent(parser="react", tools=[]).messages({"what": "tea"})) == 1

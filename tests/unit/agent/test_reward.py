@@ -2,13 +2,15 @@
 
 import decimal
 import fractions
+import math
 import threading
 from typing import Any, Optional
 
 import pytest
 
-from agentfly.agent import RewardDefinitionError, RewardInvalid, TaskInvalid, reward
-from agentfly.agent.reward import Injected
+from agentfly.agent import AgentDefinitionError, RewardDefinitionError, RewardInvalid, TaskInvalid, reward
+from agentfly.agent.injected import Injected
+from agentfly.agent.reward import Score, judge_of
 from agentfly.context import Context
 from tests.unit.rollout.toys import FakeResources
 
@@ -26,8 +28,8 @@ async def test_fields_and_context_are_injected_by_name() -> None:
         return weight * (answer == ctx.rollout_id)
 
     row = {"answer": "r", "other": 1}
-    assert await judged.score(row, context()) == 2.0
-    assert await judged.score({**row, "weight": 3.0}, context()) == 3.0
+    assert await judged.score(row, context()) == Score(2.0)
+    assert await judged.score({**row, "weight": 3.0}, context()) == Score(3.0)
 
 
 def test_missing_field_is_told_with_row_and_remedy() -> None:
@@ -127,7 +129,7 @@ def returning(value: Any) -> Any:
     [(1, 1.0), (True, 1.0), (False, 0.0), (-0.5, -0.5), (fractions.Fraction(1, 2), 0.5), (None, None)],
 )
 async def test_numbers_are_scores(value: Any, score: float | None) -> None:
-    assert await returning(value).score({}, context()) == score
+    assert await returning(value).score({}, context()) == Score(score)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ async def test_plain_reward_runs_in_a_thread_and_stays_callable() -> None:
         return answer * 2
 
     assert judged(answer=3) == 6
-    assert await judged.score({"answer": 4}, context()) == 8.0
+    assert await judged.score({"answer": 4}, context()) == Score(8.0)
     assert seen == ["MainThread", "agentfly-call"]
 
 
@@ -173,3 +175,74 @@ async def test_setup_is_injected_in_the_same_way() -> None:
         setup.check({}, "row 1")
     await setup.call({"files": {"a": "b"}}, context())
     assert seen == [("r", {"a": "b"})]
+
+
+def test_method_cannot_be_a_reward() -> None:
+    class Judge:
+        def judged(self) -> float:
+            return 1.0
+
+    with pytest.raises(RewardDefinitionError, match="reward judged: is a method") as error:
+        reward(Judge.judged)
+    assert "ctx.instance(Class)" in error.value.hints[0]
+
+
+# 5. several rewards
+
+
+@reward
+async def solved(ctx: Context, answer: str) -> float | None:
+    ctx.instances[list] = [*ctx.instances.get(list, []), "solved"]
+    return {"right": 1.0, "wrong": 0.0}.get(answer)
+
+
+@reward
+def brief(ctx: Context, words: int = 10) -> float:
+    ctx.instances[list] = [*ctx.instances.get(list, []), "brief"]
+    return -words
+
+
+async def test_several_rewards_are_summed_by_weight_in_their_order() -> None:
+    both, ctx = judge_of({solved: 1.0, brief: 0.1}), context()
+    assert await both.score({"answer": "right", "words": 5}, ctx) == Score(0.5, {"solved": 1, "brief": -5})
+    assert (both.name, ctx.instances[list]) == ("1 solved + 0.1 brief", ["solved", "brief"])
+
+
+async def test_sum_with_an_unscored_part_is_unscored() -> None:
+    both = judge_of({solved: 1.0, brief: 0.1})
+    assert await both.score({"answer": "?", "words": 5}, context()) == Score(None, {"brief": -5})
+
+
+def test_fields_of_every_part_are_asked_for() -> None:
+    with pytest.raises(TaskInvalid, match="reward solved: task field answer is missing in row 1"):
+        judge_of({brief: 1.0, solved: 1.0}).check({}, "row 1")
+
+
+async def test_sum_beyond_floats_is_invalid() -> None:
+    with pytest.raises(RewardInvalid, match="is not a finite number"):
+        await judge_of({brief: 1e308}).score({"words": 100}, context())
+
+
+def twin() -> Any:
+    @reward
+    def brief() -> float:
+        return 0.0
+
+    return brief
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "reward: is missing"),
+        ({len: 1.0}, "reward: len is not a reward"),
+        ([brief], "is not a reward"),
+        ({brief: "1"}, "reward: weight '1' of brief is not a finite number"),
+        ({brief: math.inf}, "reward: weight inf of brief is not a finite number"),
+        ({brief: 1.0, twin(): 1.0}, "reward: brief is there twice"),
+    ],
+)
+def test_what_is_no_reward_is_told(given: Any, problem: str) -> None:
+    with pytest.raises(AgentDefinitionError, match=problem) as error:
+        judge_of(given)
+    assert error.value.hints

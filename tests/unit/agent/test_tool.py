@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from dataclasses import dataclass
+from datetime import date
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -10,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from agentfly.agent import Tool, ToolDefinitionError, ToolResult, ToolResultInvalid, tool
-from agentfly.agent.tool import normalise
+from agentfly.agent import Tool, ToolDefinitionError, tool
+from agentfly.agent.tool import class_init, tools_of_class
 from agentfly.context import Context
-from agentfly.sandbox import ExecResult
 from tests.unit.rollout.toys import FakeResources
 
 
@@ -26,6 +28,17 @@ class Unit(Enum):
 class Point(BaseModel):
     x: int
     y: int = 0
+
+
+@dataclass
+class Span:
+    start: int
+    end: int | None = None
+
+
+class Entry(TypedDict):
+    name: str
+    sizes: list[int]
 
 
 class Tree(BaseModel):
@@ -117,7 +130,8 @@ def test_types_become_their_json_schema(annotation: Any, schema: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "annotation", [Unit, Point, list[Point], Tree, Point | Unit, dict[str, list[Point | None]]]
+    "annotation",
+    [Unit, Point, list[Point], Tree, Point | Unit, dict[str, list[Point | None]], Span, Entry, date],
 )
 def test_nested_types_become_a_valid_schema(annotation: Any) -> None:
     Draft202012Validator.check_schema(one(annotation).parameters)
@@ -132,6 +146,14 @@ async def test_nested_model_arrives_as_the_model() -> None:
         seen.append((points, unit))
         return ""
 
+    @tool
+    def cut(span: Span, entry: Entry) -> str:
+        """Cut an entry."""
+        seen.append((span, entry))
+        return ""
+
+    await cut.run({"span": {"start": 1}, "entry": {"name": "a", "sizes": ["2"]}}, context())
+    assert seen.pop() == (Span(1), {"name": "a", "sizes": [2]})
     await plot.run({"points": [{"x": 1}], "unit": "ft"}, context())
     await plot.run({"points": []}, context())
     assert seen == [([Point(x=1, y=0)], Unit.FOOT), ([], Unit.METRE)]
@@ -232,7 +254,8 @@ def unresolved(path: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F
          "rename or remove file"),
         (unresolved, "tool unresolved: an annotation cannot be resolved", "import the type at module level"),
         (lambda path: path, "tool: <function <lambda>", "write it as `def name(...)`"),
-        (str, "tool: <class 'str'> is not a function", "with @tool"),
+        (str, "tool str: has no method that is a tool", "put @tool on the methods"),
+        (len, "tool: <built-in function len> is not a function with a name", "with @tool"),
     ],
 )  # fmt: skip
 def test_wrong_definition_is_told_with_its_remedy(function: Any, message: str, hint: str) -> None:
@@ -283,70 +306,6 @@ async def test_number_written_as_text_is_understood() -> None:
     assert (await search.run({"query": "x", "limit": "3"}, context())).observation == "x 3 None"
 
 
-# 4. what a tool returns
-
-
-@pytest.mark.parametrize(
-    ("value", "observation"),
-    [
-        ("text", "text"),
-        ("", ""),
-        (None, ""),
-        (3, "3"),
-        (2.5, "2.5"),
-        (True, "true"),
-        ({"a": [1, None]}, '{"a":[1,null]}'),
-        ({"name": "é"}, '{"name":"é"}'),
-        ([1, "b"], '[1,"b"]'),
-        (Point(x=1), '{"x":1,"y":0}'),
-        (float("nan"), "NaN"),
-        ({1: object}, '{"1":"<class \'object\'>"}'),
-    ],
-)
-def test_values_are_normalised(value: Any, observation: str) -> None:
-    assert normalise(value) == ToolResult(observation)
-
-
-def test_tool_result_is_taken_as_it_is() -> None:
-    result = ToolResult("x", metrics={"files": 2}, control="end")
-    assert normalise(result) is result
-
-
-@pytest.mark.parametrize(
-    ("result", "problem"),
-    [
-        (ToolResult({"a": 1}), "observation is dict, not text"),  # type: ignore[arg-type]
-        (ToolResult(None), "observation is NoneType, not text"),  # type: ignore[arg-type]
-        (ToolResult("x", control="stop"), "control 'stop' is unknown"),  # type: ignore[arg-type]
-        (ToolResult("x", metrics=[1]), "metrics is list, not a dict"),  # type: ignore[arg-type]
-        (ToolResult("x", metrics={"loss": float("nan")}), "metric 'loss' is nan, not a finite number"),
-        (ToolResult("x", metrics={"loss": float("inf")}), "metric 'loss' is inf, not a finite number"),
-        (ToolResult("x", metrics={"loss": "1"}), "metric 'loss' is '1', not a finite number"),  # type: ignore[dict-item]
-        (ToolResult("x", metrics={"exit_code": None}), "metric 'exit_code' is None"),  # type: ignore[dict-item]
-        (ToolResult("x", metrics={7: 1}), "metric 7 is not a name"),  # type: ignore[dict-item]
-        (ToolResult("x", metrics={"caf\udce9": 1}), "is not a name"),
-    ],
-)
-def test_wrong_tool_result_is_refused(result: ToolResult, problem: str) -> None:
-    with pytest.raises(ToolResultInvalid, match=problem) as error:
-        normalise(result, "search")
-    assert error.value.message.startswith("tool search: ToolResult: ")
-    assert error.value.hints
-
-
-def test_integer_beyond_floats_is_no_metric() -> None:
-    with pytest.raises(ToolResultInvalid, match="not a finite number"):
-        normalise(ToolResult("x", metrics={"n": 10**400}))
-
-
-def test_command_result_gives_its_text_and_exit_code() -> None:
-    ran = ExecResult(
-        exit_code=2, signal=None, stdout="out\n", stderr="no such file\n", stdout_truncated=False,
-        stderr_truncated=False, timed_out=False, oom=False, wall_s=0.1, cpu_s=0.1,
-    )  # fmt: skip
-    assert normalise(ran) == ToolResult("out\nno such file", metrics={"exit_code": 2})
-
-
 async def test_mutable_default_is_fresh_in_every_call() -> None:
     @tool
     def gather(item: str, into: list[str] = []) -> str:  # noqa: B006
@@ -357,19 +316,19 @@ async def test_mutable_default_is_fresh_in_every_call() -> None:
     assert [(await gather.run({"item": item}, context())).observation for item in "ab"] == ["a", "b"]
 
 
-# 5. a tool is still the function
+# 4. a tool is still the function
 
 
 async def test_calling_the_tool_calls_the_function() -> None:
     assert await search("x", context(), tags=["t"]) == "x 10 ['t']"
-    assert (search.__name__, search.__doc__ and search.__doc__.splitlines()[0]) == (
+    assert (search.__name__, search.__doc__ and search.__doc__.splitlines()[0]) == (  # type: ignore[attr-defined]
         "search",
         "Search the index.",
     )
     assert repr(search).startswith("<tool search(query: str, ctx:")
 
 
-# 6. plain tools run in a thread
+# 5. plain tools run in a thread
 
 
 async def test_plain_tool_runs_beside_the_loop() -> None:
@@ -388,3 +347,85 @@ async def test_context_is_injected_by_name() -> None:
         return ctx.rollout_id
 
     assert (await who.run({}, context())).observation == "r"
+
+
+# 6. methods and classes
+
+
+class Counter:
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    @tool
+    def add(self, by: int) -> str:
+        """Count on.
+
+        Args:
+            by: so many.
+        """
+        self.count += by
+        return str(self.count)
+
+    @tool
+    async def where(self, ctx: Context) -> str:
+        """Tell the rollout and the count."""
+        return f"{ctx.rollout_id} {self.count}"
+
+    def twice(self, by: int) -> str:
+        self.add(by)
+        return self.add(by)
+
+
+def test_method_has_the_schema_of_its_own_parameters() -> None:
+    assert Counter.add.parameters == {
+        "type": "object",
+        "properties": {"by": {"type": "integer", "description": "so many."}},
+        "required": ["by"],
+        "additionalProperties": False,
+    }
+    assert (Counter.add.lacks_object, Counter().add.lacks_object) == (True, False)
+
+
+async def test_method_is_a_tool_of_the_object_that_it_is_taken_from() -> None:
+    one, other = Counter(), Counter(10)
+    assert (await one.add.run({"by": "2"}, context())).observation == "2"
+    assert (await other.add.run({"by": 2}, context())).observation == "12"
+    assert (await other.where.run({}, context())).observation == "r 12"
+    assert (one.count, other.count) == (2, 12)
+
+
+def test_calling_a_method_calls_the_method() -> None:
+    counter = Counter()
+    assert (counter.add(2), counter.twice(3)) == ("2", "8")
+
+
+def test_class_with_tools_is_still_the_class() -> None:
+    marked = tool(Counter)
+    assert marked is Counter
+    assert [found.name for found in tools_of_class(marked)] == ["add", "where"]
+    assert not any(found.lacks_object for found in tools_of_class(marked))
+
+
+def test_subclass_is_no_class_of_tools_before_it_says_so() -> None:
+    class Faster(tool(Counter)):  # type: ignore[misc]
+        @tool
+        def add(self, by: int) -> str:
+            """Count twice as fast."""
+            return str(by)
+
+    assert class_init(Counter) is not None
+    assert class_init(Faster) is None
+    assert next(found.description for found in tools_of_class(Faster)) == "Count twice as fast."
+
+
+def test_class_that_cannot_be_made_from_a_row_is_told() -> None:
+    class Open:
+        def __init__(self, **options: str) -> None: ...
+
+        @tool
+        def look(self) -> str:
+            """Look."""
+            return ""
+
+    with pytest.raises(ToolDefinitionError, match=r"tool class Open: parameter \*\*options: str"):
+        tool(Open)

@@ -23,11 +23,12 @@ JOB = RolloutJob.model_validate({"metadata": {"name": "j"}, "spec": SPEC})
 @pytest.fixture
 def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     work = types.SimpleNamespace(run=JOB, pools=(), base_dir=tmp_path)
-    monkeypatch.setattr(preflight, "rollout_job", lambda *_: work)
+    monkeypatch.setattr(preflight, "rollout_job", lambda *_, here: work)
 
-    def start(result: RolloutJobStatus | Exception, finished_before: bool = False) -> int:
+    def start(result: RolloutJobStatus | Exception, finished_before: bool = False, *more: str) -> int:
         class Runner:
-            def __init__(self, *_: object) -> None:
+            def __init__(self, *given: object) -> None:
+                start.elsewhere = given[-1]  # type: ignore[attr-defined]
                 self.finished_before = finished_before
 
             def stop(self) -> None: ...
@@ -38,7 +39,7 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 return result
 
         monkeypatch.setattr(rollouts, "RolloutRunner", Runner)
-        return cli.main(["rollout", "-f", "x.yaml", "--runs", str(tmp_path)])
+        return cli.main(["rollout", "-f", "x.yaml", "--runs", str(tmp_path), *more])
 
     return start
 
@@ -53,6 +54,32 @@ def test_what_fails_after_its_begin_is_no_wrong_input(
 ) -> None:
     assert rollout(error("pool x: broke", hints=["mend it"])) == code
     assert capsys.readouterr().err == "pool x: broke\n  hint: mend it\n"
+
+
+SUCCEEDED = rollout_status(JOB, JobSeen(Phase.Succeeded), datetime(2026, 11, 30, tzinfo=UTC))
+BROKER = "http://agentfly-broker.team.svc:7080"
+
+
+def test_a_job_is_here_unless_a_broker_is_named(
+    rollout: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AGENTFLY_BROKER", "AGENTFLY_INFERENCE_URLS"):
+        monkeypatch.delenv(name, raising=False)
+    assert rollout(SUCCEEDED) == 0
+    assert rollout.elsewhere is None
+    assert rollout(SUCCEEDED, False, "--broker", BROKER, "--policy", "http://a", "--policy", "judge") == 0
+    assert rollout.elsewhere == rollouts.Elsewhere(BROKER, ("http://a", "judge"))
+    monkeypatch.setenv("AGENTFLY_BROKER", BROKER)
+    monkeypatch.setenv("AGENTFLY_INFERENCE_URLS", "http://b,http://c")
+    assert rollout(SUCCEEDED) == 0
+    assert rollout.elsewhere == rollouts.Elsewhere(BROKER, ("http://b", "http://c"))
+    capsys.readouterr()
+    monkeypatch.delenv("AGENTFLY_INFERENCE_URLS")
+    assert rollout(SUCCEEDED) == 2
+    assert "--policy: nobody serves the policy" in capsys.readouterr().err
+    monkeypatch.delenv("AGENTFLY_BROKER")
+    assert rollout(SUCCEEDED, False, "--policy", "judge") == 2
+    assert "--policy: judge is for a job at a broker" in capsys.readouterr().err
 
 
 def test_an_environment_that_cannot_be_built_is_no_wrong_input(

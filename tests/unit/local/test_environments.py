@@ -83,6 +83,19 @@ def test_cuda_environments_take_the_real_packages_with_their_own_libraries() -> 
         assert (made.overrides, made.constraints, made.stubs, made.vllm_alias) == ("", "", False, False)
 
 
+def test_verl_and_vllm_share_an_environment_on_gpus_alone() -> None:
+    both, trainer = recipe("colocated", "cuda"), recipe("trainer", "cuda")
+    added = set(lines(both.requirements)) - set(lines(trainer.requirements))
+    assert added == {"vllm==0.31.0"}
+    assert set(lines(trainer.requirements)) - set(lines(both.requirements)) == {
+        "torch==2.13.0"
+    }
+    assert (both.overrides, both.constraints, both.stubs, both.vllm_alias) == ("", "", False, False)
+    with pytest.raises(AgentflyError, match="environment colocated: is for GPUs") as refused:
+        recipe("colocated", "cpu")
+    assert "agentfly env colocated --accelerator cuda" in refused.value.hints
+
+
 def test_only_the_cpu_inference_environment_gets_the_name_vllm() -> None:
     assert recipe("inference").vllm_alias
     assert not recipe("trainer").vllm_alias

@@ -96,3 +96,12 @@ def test_kwargs_that_a_factory_does_not_take_are_refused_with_those_it_does(fold
     refused = folder.refused().splitlines()
     assert refused[0] == f"ResourcePool chess: spec.inProcess.kwargs: agent.py:endless: {error}"
     assert refused[1].startswith("  hint: it is defined as endless(seed")
+
+
+def test_what_only_a_cluster_has_is_refused(folder: Folder):
+    folder.pool("judge", api({"secretKeyRef": {"name": "judge", "key": "token"}}))
+    assert folder.refused() == (
+        "ResourcePool judge: spec.externalAPI.credentials[0].secretKeyRef: Secret judge is in a cluster, "
+        "and this is one machine\n"
+        "  hint: write env or file"
+    )

@@ -16,11 +16,11 @@ from agentfly.resources.runners.guard import find_bubblewrap, guarded
 from agentfly.resources.runners.model_service import (
     ModelServiceRunner,
     free_port,
-    kv_cache_bytes,
     model_config,
     serve_command,
     serve_environment,
 )
+from agentfly.resources.runners.vllm import kv_cache_bytes
 from agentfly.resources.spec import ModelServiceSpec
 
 SPEC = ModelServiceSpec(model="/models/m", max_model_len=512, max_num_seqs=64, args=("--seed", "1"))
