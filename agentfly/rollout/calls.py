@@ -8,7 +8,9 @@ Guarantees:
    line names the exception's class and says its message: no module, and no address of a sandbox.
 3. An unknown tool, wrong arguments and a call that cannot be read are observations and metrics.
 4. Calls of one turn run in the order in which they were written: later ones may rely on earlier ones.
-5. An observation has at most ``OBSERVATION_CHARS`` characters; what was cut off is counted in its last line.
+5. A tool that shows images to a policy that reads text alone fails the rollout: the policy would be judged
+   for what it could not see.
+6. An observation has at most ``OBSERVATION_CHARS`` characters; what was cut off is counted in its last line.
 """
 
 import time
@@ -16,7 +18,7 @@ import traceback
 from typing import Any
 
 from agentfly.agent import Parsed, Tool, ToolCall, ToolResult
-from agentfly.rollout.errors import is_for_the_policy
+from agentfly.rollout.errors import ImagesNotReadable, is_for_the_policy
 from agentfly.rollout.play import Play
 from agentfly.rollout.trajectory import ToolCallRecord
 
@@ -32,11 +34,11 @@ async def run_calls(play: Play, parsed: Parsed) -> tuple[list[dict[str, Any]], b
     end = False
     for call in parsed.calls:
         result = await _run(play, call)
-        messages.append({"role": "tool", "name": call.name, "content": result.observation})
+        messages.append(play.agent.observation(call.name, result.observation))
         end = end or result.control == "end"
     for reason in parsed.malformed:
         play.count("malformed_calls")
-        messages.append({"role": "tool", "name": "error", "content": f"malformed tool call: {reason}"})
+        messages.append(play.agent.observation("error", f"malformed tool call: {reason}"))
     return messages, end
 
 
@@ -51,6 +53,11 @@ async def _run(play: Play, call: ToolCall) -> ToolResult:
         play.count("unknown_tools")
     else:
         result, error = await _guarded(play, tool, call)
+    if result.images:
+        raise ImagesNotReadable(
+            f"tool {call.name}: shows {len(result.images)} images, and the policy reads text alone",
+            hints=["describe in the observation what there is to see, and return no images"],
+        )
     observation = _fit(result.observation)
     metrics = dict(result.metrics)
     exit_code = metrics.pop("exit_code", None)
@@ -65,6 +72,8 @@ async def _run(play: Play, call: ToolCall) -> ToolResult:
             seconds=time.monotonic() - began,
             error=error,
             observation_chars=len(observation),
+            step_reward=result.step_reward,
+            anchor=_writable(result.anchor) if result.anchor is not None else None,
         )
     )
     return ToolResult(observation, control=result.control)
@@ -92,6 +101,10 @@ def _fit(text: str) -> str:
     """Text that can be tokenised, in a reasonable time."""
     if (beyond := len(text) - OBSERVATION_CHARS) > 0:
         text = f"{text[:OBSERVATION_CHARS]}\n[{beyond} more characters were dropped]"
+    return _writable(text)
+
+
+def _writable(text: str) -> str:
     # Half a surrogate pair, from the name of a file, has no encoding.
     return text.encode("utf-8", "replace").decode()
 

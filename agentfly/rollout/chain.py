@@ -1,110 +1,111 @@
-"""The chain strategy: one growing conversation, one training row.
+"""The chain strategy: one growing conversation.
 
 Guarantees:
-1. The context budget is checked before generating: prompt plus answer never exceed ``max_context_tokens``,
-   and a first prompt above ``max_prompt_tokens`` is ``Failed("PromptTooLong")``.
+1. A first prompt above ``max_prompt_tokens`` is ``Failed("PromptTooLong")``.
 2. At most ``max_turns`` turns; the calls of the last turn still run, because the reward judges what they did.
-3. A turn over its deadline ends the rollout as ``Masked("turn_deadline")``, also while the server answers
-   (see below). ``ModelUnavailable`` is for a server that cannot be reached, refuses or hangs up.
-4. An answer that the server aborts is continued from where it stopped, by whichever weights answer then.
-5. A seed gives each turn of each rollout a seed of its own: a group is not one answer many times.
+3. What happens when the context is full is ``when_full``. "stop": turns go on while one token is left, then
+   the rollout ends with ``context``. "drop_oldest": when an answer of full length no longer fits, the oldest
+   turns are left out of the prompt until at most half of the context is used, or one turn is left.
+   "summarise": when two such answers no longer fit, the policy writes down what it needs to go on, and from
+   then on sees the task and that. Where neither makes room, the rollout stops as with "stop".
+4. What is left out is counted (``dropped_turns``, ``summaries``) and stays in the trajectory's messages.
 
-Why an answer that takes too long is not the infrastructure's: long answers are the ones that are cut. Drawing
-them again until one is in time would select short answers, and what is selected is what is trained. A server
-that accepts a request and stays silent looks the same from here, so it is masked too.
+Why to half: every time that turns are left out begins another row, so it should not be every turn.
 """
 
-import hashlib
-from dataclasses import dataclass, replace
+import bisect
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from agentfly.errors import AgentflyError
-from agentfly.models import ModelUnavailable, Sampling
-from agentfly.rollout.calls import run_calls
-from agentfly.rollout.outcomes import Failed, Masked
-from agentfly.rollout.play import Ended, Play
+from agentfly.rollout.play import Play
+from agentfly.rollout.turns import Limits, Turn, take_turn, write
+
+WhenFull = Literal["stop", "drop_oldest", "summarise"]
+
+SUMMARY_REQUEST = (
+    "The conversation is about to exceed its limit. Write down everything that you need to go on with the "
+    "task: what you found out, what you did, and what is left to do. You will see the task and what you "
+    "write now, and nothing else of this conversation. Call no tools."
+)
+SUMMARY_HEAD = "You have worked on this before, and wrote down:"
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Prompt, answer, tool calls, answer, and so on. Limits are in turns and tokens."""
+class Chain(Limits):
+    """Prompt, answer, tool calls, answer, and so on."""
 
-    max_turns: int = 10
-    max_tokens_per_turn: int = 512
-    max_context_tokens: int = 4096
-    max_prompt_tokens: int = 4096
+    when_full: WhenFull = "stop"
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens_per_turn", "max_context_tokens", "max_prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise AgentflyError(
-                    f"{name}: {getattr(self, name)} is less than 1",
-                    hints=[f"leave {name} out for the default of {getattr(Chain, name)}"],
-                )
+        super().__post_init__()
+        if self.when_full not in (known := ("stop", "drop_oldest", "summarise")):
+            raise AgentflyError(
+                f"when_full: {self.when_full!r} is not known", hints=[f"use one of {', '.join(known)}"]
+            )
 
     async def run(self, play: Play) -> str:
         """Play until an answer has no call, a tool ends it, or turns or context are used up."""
-        if len(play.ledger) > self.max_prompt_tokens:
-            what = f"prompt: {len(play.ledger)} tokens, over the limit of {self.max_prompt_tokens}"
-            raise Ended(Failed("PromptTooLong", what))
+        self.check_prompt(play)
+        first = opening = play.ledger.messages
+        turns: list[Turn] = []
         while play.turns < self.max_turns:
-            if len(play.ledger) >= self.max_context_tokens:
+            if turns and self.when_full == "drop_oldest":
+                self._drop(play, opening, turns)
+            if turns and self.when_full == "summarise":
+                opening = await self._summarised(play, first, opening, turns)
+                if play.turns >= self.max_turns:
+                    break
+            if self.room(play) < 1:
                 return "context"
-            stop = await self._turn(play)
-            if stop:
-                return stop
+            turn = await take_turn(play, self)
+            if turn.observations:
+                play.ledger.observe(turn.observations)
+            if turn.stop:
+                return turn.stop
+            turns.append(turn)
         return "turns"
 
-    async def _turn(self, play: Play) -> str:
-        play.turns += 1
-        seconds = play.ctx.deadlines.turn
-        limit = None
-        try:
-            async with play.ctx.limit(seconds) as limit:
-                return await self._answer_and_calls(play)
-        except TimeoutError:
-            if limit is None or not limit.expired():
-                raise
-            what = f"turn {play.turns} took more than {seconds:g} s ({play.phase})"
-            raise Ended(Masked("turn_deadline", what)) from None
+    def _drop(self, play: Play, opening: list[dict[str, Any]], turns: list[Turn]) -> None:
+        """Leave out the oldest turns, of the prompt and of ``turns``, if an answer no longer fits."""
+        if len(turns) < 2 or self.room(play) >= self.max_tokens_per_turn:
+            return
 
-    async def _answer_and_calls(self, play: Play) -> str:
-        play.phase = "generate"
-        finish = await self._generate(play)
-        text = play.ledger.end_turn()
-        play.phase = "parse"
-        parsed = play.agent.parser.parse(text)
-        if not parsed.calls and not parsed.malformed:
-            return "length" if finish == "length" else "done"
-        play.phase = "tool"
-        messages, end = await run_calls(play, parsed)
-        play.ledger.observe(messages)
-        return "end" if end else ""
+        def fits(dropped: int) -> bool:
+            return play.ledger.length_of(shown(dropped)) <= self.max_context_tokens // 2
 
-    async def _generate(self, play: Play) -> str:
-        """Sample one turn into the ledger; returns why it stopped."""
-        left = self.max_tokens_per_turn
-        while True:
-            room = min(left, self.max_context_tokens - len(play.ledger))
-            if room < 1:
-                return "length"
-            part = f"{play.turns}.{self.max_tokens_per_turn - left}"
-            sampled = await play.model.generate(
-                play.ledger.prompt_ids,
-                _for_request(play, room, part),
-                request_id=f"{play.ctx.owner}.{part}",
-                deadline=play.ctx.deadlines.turn,
-            )
-            play.ledger.append(sampled)
-            if sampled.finish_reason != "abort":
-                return sampled.finish_reason
-            if not sampled.ids:
-                raise ModelUnavailable("model: aborted the answer before its first token")
-            left -= len(sampled.ids)
+        def shown(dropped: int) -> list[dict[str, Any]]:
+            return [*opening, *(message for turn in turns[dropped:] for message in _messages(turn))]
+
+        dropped = 1 + bisect.bisect_left(range(1, len(turns) - 1), True, key=fits)
+        play.ledger.restart(shown(dropped))
+        play.count("dropped_turns", dropped)
+        del turns[:dropped]
+
+    async def _summarised(
+        self, play: Play, first: list[dict[str, Any]], opening: list[dict[str, Any]], turns: list[Turn]
+    ) -> list[dict[str, Any]]:
+        """Let the policy write a summary if it is time for one; returns the messages that now come first."""
+        if self.room(play) >= 2 * self.max_tokens_per_turn:
+            return opening
+        request = _with_text(play.ledger.messages, SUMMARY_REQUEST)
+        if play.ledger.length_of(request) >= self.max_context_tokens:
+            return opening
+        play.ledger.restart(request)
+        text = await write(play, self)
+        play.count("summaries")
+        summary = text.rpartition("</think>")[2].strip()
+        told = _with_text(first, f"{SUMMARY_HEAD}\n{summary}")
+        play.ledger.restart(told)
+        turns.clear()
+        return told
 
 
-def _for_request(play: Play, room: int, part: str) -> Sampling:
-    sampling = replace(play.sampling, max_tokens=room, stop_token_ids=play.ledger.stop_token_ids)
-    if sampling.seed is None:
-        return sampling
-    digest = hashlib.sha256(f"{sampling.seed}/{play.ctx.rollout_id}/{part}".encode()).digest()
-    return replace(sampling, seed=int.from_bytes(digest[:4], "big"))
+def _messages(turn: Turn) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": turn.text}, *turn.observations]
+
+
+def _with_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The messages with a text at their end; within the last one, since templates want roles to alternate."""
+    *before, last = messages
+    return [*before, {**last, "content": f"{last['content']}\n\n{text}"}]

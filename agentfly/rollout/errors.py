@@ -23,11 +23,8 @@ class TemplateRefused(AgentflyError):
     """The chat template raised on a conversation."""
 
 
-class TemplateNotAppendOnly(AgentflyError):
-    """The chat template changes earlier turns when new messages come.
-
-    The model would be trained on a history that it never saw, so the rollout ends instead.
-    """
+class ImagesNotReadable(AgentflyError):
+    """A tool shows images to a policy that reads text alone."""
 
 
 class FailureBudgetExceeded(AgentflyError):

@@ -8,33 +8,45 @@ Guarantees:
 3. A row ends on a sampled token: observations that nobody answered are not part of it.
 4. A turn may end with the template's end token, with another stop token, or be cut: what the template puts
    after a turn is completed, never doubled.
-5. A template that rewrites what came before is an error that names what it did (``TemplateNotAppendOnly``);
-   white space is not rewriting, and shows as drift.
-6. Drift is counted against what re-rendering and re-tokenising all messages would give.
+5. Where the template rewrites what came before, or other messages are asked for, the next prompt is what the
+   template writes, and keeps the ids up to where its text differs. What becomes of the rows is decided by
+   ``sequences``: the row goes on, is realigned, or forks; the last two are counted. White space is not
+   rewriting: what was sampled stays, and shows as drift.
+6. Drift is counted against what re-rendering and re-tokenising all messages would give; where the template no
+   longer shows what was sampled, against re-tokenising the row's own text.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentfly.agent import HermesParser, Parser
 from agentfly.models import Sampled
+from agentfly.rollout.agreement import Piece, agreement
+from agentfly.rollout.dialect import Messages
 from agentfly.rollout.drift import count_drift
-from agentfly.rollout.errors import InvalidSample, TemplateNotAppendOnly
-from agentfly.rollout.template import ChatTemplate, Messages, Tokenizer
-from agentfly.rollout.trajectory import Drift, Row, WeightSpan
+from agentfly.rollout.errors import InvalidSample
+from agentfly.rollout.sequences import Segment, Span, merge
+from agentfly.rollout.template import ChatTemplate, Tokenizer
+from agentfly.rollout.trajectory import Drift, Row, RowStep, WeightSpan
+
+# (state in which the turn was taken, reward of the turn alone)
+Credit = tuple[str | None, float]
+_NO_CREDIT: Credit = (None, 0.0)
 
 
 class TokenLedger:
-    """Tokens, masks and log-probabilities of one conversation.
+    """Tokens, masks and log-probabilities of one rollout.
 
     Args:
         tokenizer: the policy's tokenizer.
         messages: the chat before the first turn.
         tools: schemas for the template.
         stop_token_ids: further ids that end a turn.
+        parser: how the policy writes calls.
 
     Attributes:
-        messages: the whole conversation so far.
+        parser: how the policy writes calls.
         stop_token_ids: every id at which sampling should stop, except the tokenizer's own end of text.
     """
 
@@ -44,36 +56,48 @@ class TokenLedger:
         messages: Messages,
         tools: Sequence[dict[str, Any]] = (),
         stop_token_ids: Sequence[int] = (),
+        parser: Parser | None = None,
     ) -> None:
+        self.parser = parser or HermesParser()
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, tools, messages)
-        self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
+        self._template = ChatTemplate(tokenizer, tools, messages, self.parser)
         ends = [self._template.end_id] if self._template.end_id is not None else []
         self.stop_token_ids = tuple(dict.fromkeys([*stop_token_ids, *ends]))
-        self._prompt = self._template.ids(messages, generation=True)
-        self._text = self._template.text(messages, generation=True)
-        self._response: list[int] = []
-        self._mask: list[int] = []
-        self._logprobs: list[float] = []
-        self._spans: list[WeightSpan] = []
+        self._text = self._template.text(messages, generation=True)  # without the tokens that ended turns
+        self._segments = [
+            Segment(self._template.ids(messages, generation=True), [dict(message) for message in messages])
+        ]
+        self._pieces = [Piece(len(self), self._text)]
         self._turn: list[int] = []
         self._last_turn: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._prompt) + len(self._response)
+        return len(self._now.ids)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation that the prompt renders."""
+        return list(self._now.messages)
 
     @property
     def prompt_ids(self) -> list[int]:
         """What the model is to go on from."""
-        return [*self._prompt, *self._response]
+        return list(self._now.ids)
 
     @property
     def sampled_tokens(self) -> int:
         """How many tokens were sampled so far."""
-        return sum(self._mask)
+        return sum(span.end - span.start for segment in self._segments for span in segment.spans)
 
-    def append(self, sampled: Sampled) -> None:
+    def length_of(self, messages: Messages) -> int:
+        """Tokens of the prompt that these messages would be."""
+        return len(self._template.ids(messages, generation=True))
+
+    def append(self, sampled: Sampled, turn: int) -> None:
         """Take in what the model sampled after ``prompt_ids``; several pieces may make one turn.
+
+        Args:
+            turn: its number, from 1; never less than that of the piece before.
 
         Raises:
             InvalidSample: the answer cannot be trained on.
@@ -84,11 +108,12 @@ class TokenLedger:
             )
         if not all(math.isfinite(logprob) for logprob in sampled.logprobs):
             raise InvalidSample("sample: a log-probability is not a finite number")
-        start = len(self._response)
-        self._extend(sampled.ids, sampled.logprobs, 1)
-        if sampled.ids:
-            end = len(self._response)
-            self._spans.append(WeightSpan(version=sampled.weight_version, start=start, end=end))
+        if not sampled.ids:
+            return
+        start = len(self._now.ids)
+        self._now.ids.extend(sampled.ids)
+        end = len(self._now.ids)
+        self._now.spans.append(Span(start, end, turn, sampled.weight_version, tuple(sampled.logprobs)))
         self._turn.extend(sampled.ids)
 
     def end_turn(self) -> str:
@@ -102,8 +127,9 @@ class TokenLedger:
         ends = {self._tokenizer.eos_token_id, *self.stop_token_ids}
         ids = self._turn[:-1] if self._turn[-1] in ends else self._turn
         text = self._tokenizer.decode(list(ids))
-        self.messages.append({"role": "assistant", "content": text})
+        self._now.messages.append({"role": "assistant", "content": text})
         self._text += text
+        self._pieces.append(Piece(len(self), self._tokenizer.decode(list(self._turn))))
         self._last_turn, self._turn = self._turn, []
         return text
 
@@ -111,84 +137,114 @@ class TokenLedger:
         """Add messages after a closed turn, and the start of the next turn.
 
         Raises:
-            TemplateNotAppendOnly: the template changes earlier turns because of them.
+            TemplateRefused: the template does not take them.
         """
+        conversation = [*self._now.messages, *(dict(message) for message in messages)]
+        theirs = self._template.text(conversation, generation=True)
         tail = self._template.tail(messages)
+        if tail is None or _dense(self._text + tail) != _dense(theirs):
+            self._write(conversation, theirs, rewritten=True)
+            return
         ids = self._template.encode_tail(tail)
-        if self._last_turn[-1:] == [self._template.end_id]:
-            ids = self._without_end(ids)
-        conversation = [*self.messages, *(dict(message) for message in messages)]
-        self._check_append_only(conversation, self._text + tail, str(messages[0]["role"]))
-        self.messages[:] = conversation
+        completed = self._ended(ids) if self._last_turn[-1:] == [self._template.end_id] else 0
+        self._now.ids.extend(ids[completed:])
+        self._now.messages[:] = conversation
         self._text += tail
-        self._extend(ids, [0.0] * len(ids), 0)
+        self._pieces.append(Piece(len(self), tail[len(self._tokenizer.decode(ids[:completed])) :]))
 
-    def row(self) -> Row | None:
-        """The training row, or None if nothing was sampled."""
-        length = self._length()
-        if not length:
-            return None
-        return Row(
-            prompt_ids=list(self._prompt),
-            response_ids=self._response[:length],
-            response_mask=self._mask[:length],
-            logprobs=self._logprobs[:length],
-            weight_versions=list(self._spans),
-        )
+    def restart(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from other messages than those so far.
+
+        Raises:
+            TemplateRefused: the template does not take them.
+        """
+        conversation = [dict(message) for message in messages]
+        self._write(conversation, self._template.text(conversation, generation=True), rewritten=False)
+
+    def rows(self, credits: Mapping[int, Credit] | None = None) -> list[Row]:
+        """The training rows, in the order of their first turns.
+
+        Args:
+            credits: of each turn what estimators that credit steps need to know.
+        """
+        return [_row(sequence, credits or {}) for sequence in merge(self._segments).sequences]
 
     def drift(self) -> Drift:
-        """Tokens of the row, and how many of them text would not give back."""
-        length = self._length()
-        if not length:
-            return Drift()
-        last = max(at for at, message in enumerate(self.messages) if message["role"] == "assistant")
-        retokenised = self._template.ids(self.messages[: last + 1], generation=False)
-        tokens = [*self._prompt, *self._response[:length]]
-        return Drift(tokens=len(tokens), drifted=count_drift(tokens, retokenised))
+        """Tokens of the rows, how many of them text would not give back, and what rewriting did."""
+        merged = merge(self._segments)
+        tokens = sum(len(sequence.ids) for sequence in merged.sequences)
+        drifted = sum(count_drift(sequence.ids, self._retokenised(sequence)) for sequence in merged.sequences)
+        return Drift(
+            tokens=tokens,
+            drifted=min(tokens, drifted + merged.realigned),
+            forks=merged.forks,
+            realigned=merged.realigned,
+        )
 
-    def _extend(self, ids: Sequence[int], logprobs: Sequence[float], bit: int) -> None:
-        self._response.extend(ids)
-        self._mask.extend([bit] * len(ids))
-        self._logprobs.extend(logprobs)
+    @property
+    def _now(self) -> Segment:
+        return self._segments[-1]
 
-    def _without_end(self, tail: list[int]) -> list[int]:
-        """A tail behind a turn whose end token was sampled."""
+    def _write(self, conversation: list[dict[str, Any]], theirs: str, *, rewritten: bool) -> None:
+        """Make the prompt what the template writes; ids stay as far as their text is the same."""
+        before = self._now
+        pieces = agreement(self._pieces, before.ids, theirs, self._tokenizer.decode)
+        kept = pieces[-1].end if pieces else 0
+        rest = theirs[sum(len(piece.text) for piece in pieces) :]
+        ids = (
+            [*before.ids[:kept], *self._template.encode_tail(rest)]
+            if kept
+            else self._template.ids(conversation, generation=True)
+        )
+        if kept == len(before.ids) or not before.spans:
+            self._segments[-1] = Segment(ids, conversation, before.rewritten, before.spans)
+        else:
+            self._segments.append(Segment(ids, conversation, rewritten))
+        self._text = theirs
+        self._pieces = [*pieces, Piece(len(ids), rest)]
+
+    def _retokenised(self, sequence: Segment) -> list[int]:
+        """What a trainer would get that is given the text of a row."""
+        last = max(at for at, message in enumerate(sequence.messages) if message["role"] == "assistant")
+        messages = sequence.messages[: last + 1]
+        ours = self._tokenizer.decode(sequence.ids)
+        if _dense(self._template.text(messages, generation=False)).startswith(_dense(ours)):
+            return self._template.ids(messages, generation=False)
+        return self._tokenizer.encode(ours, add_special_tokens=False)
+
+    def _ended(self, tail: Sequence[int]) -> int:
+        """How many ids of a tail a turn has already whose end token was sampled."""
         end = self._template.end_id
         if end not in tail:
-            return tail
+            return 0
         at = tail.index(end)
         # A template may end turns only when nothing follows; then this end is that of a later message.
-        return tail[at + 1 :] if not self._tokenizer.decode(tail[:at]).strip() else tail
+        return 0 if self._tokenizer.decode(list(tail[:at])).strip() else at + 1
 
-    def _length(self) -> int:
-        """Length of the response up to its last sampled token."""
-        length = len(self._mask)
-        while length and not self._mask[length - 1]:
-            length -= 1
-        return length
 
-    def _check_append_only(self, conversation: Messages, ours: str, role: str) -> None:
-        theirs = _dense(self._template.text(conversation, generation=True))
-        if theirs == _dense(ours):
-            return
-        at = 0
-        for number, message in enumerate(m for m in conversation if m["role"] == "assistant"):
-            content = _dense(str(message["content"]))
-            found = theirs.find(content, at)
-            if found < 0:
-                visible = _dense(str(message["content"]).rpartition("</think>")[2])
-                does = "removes the thinking" if visible and visible in theirs[at:] else "rewrites the text"
-                raise _not_append_only(f"{does} of assistant turn {number + 1}", role)
-            at = found + len(content)
-        raise _not_append_only("renders the messages before it differently", role)
+def _row(sequence: Segment, credits: Mapping[int, Credit]) -> Row:
+    at = sequence.spans[0].start
+    length = len(sequence.ids) - at
+    mask, logprobs = [0] * length, [0.0] * length
+    versions: list[WeightSpan] = []
+    steps: dict[int, RowStep] = {}
+    for span in sequence.spans:
+        start, end = span.start - at, span.end - at
+        mask[start:end] = [1] * (end - start)
+        logprobs[start:end] = span.logprobs
+        versions.append(WeightSpan(version=span.version, start=start, end=end))
+        anchor, reward = credits.get(span.turn, _NO_CREDIT)
+        begin = steps[span.turn].start if span.turn in steps else start
+        steps[span.turn] = RowStep(turn=span.turn, start=begin, end=end, anchor=anchor, step_reward=reward)
+    return Row(
+        prompt_ids=sequence.ids[:at],
+        response_ids=sequence.ids[at:],
+        response_mask=mask,
+        logprobs=logprobs,
+        weight_versions=versions,
+        steps=list(steps.values()),
+    )
 
 
 def _dense(text: str) -> str:
     return "".join(text.split())
-
-
-def _not_append_only(does: str, role: str) -> TemplateNotAppendOnly:
-    return TemplateNotAppendOnly(
-        f"chat template: {does} when a {role} message follows",
-        hints=["use a template that keeps earlier turns as they were", "switch the model's thinking off"],
-    )

@@ -2,8 +2,9 @@
 
 Guarantees:
 1. At most ``concurrency`` rollouts run at once; each goes to the sink when it is finished, in any order.
-2. A rollout's id depends on its task's place and content alone: after a restart the finished ones are counted
-   and skipped, and a row that was changed is played anew.
+2. A rollout's id depends on its task's place in the whole job and its content alone: after a restart the
+   finished ones are counted and skipped, a row that was changed is played anew, and parts of a job that are
+   played apart have the ids, and so the seeds, that the whole would give them.
 3. Finished are scored and masked rollouts, and those that lost their sandbox. Another failed one is played
    again in the next life of the job, so a job that its budget ended goes on; of several lines of one rollout
    the newest counts.
@@ -29,7 +30,7 @@ from typing import Any, Protocol
 from agentfly.agent import Agent, TaskInvalid
 from agentfly.context import Deadlines
 from agentfly.errors import AgentflyError
-from agentfly.models import Sampling, TokenModel
+from agentfly.models import ChatModel, Sampling, TokenModel
 from agentfly.resources.lease import Resources
 from agentfly.rollout.errors import DriftExceeded, FailureBudgetExceeded
 from agentfly.rollout.one import SANDBOX_LOST, rollout_one
@@ -47,7 +48,7 @@ _Plan = tuple[Mapping[str, Any], str, str]
 
 
 class Sink(Protocol):
-    """Where finished rollouts go; ``TrajectoryWriter`` is one."""
+    """Where finished rollouts go; ``TrajectoryWriter`` is one, ``TrajectoryList`` another."""
 
     def finished(self) -> Iterable[Trajectory]:
         """What earlier runs left."""
@@ -58,17 +59,29 @@ class Sink(Protocol):
         ...
 
 
+class TrajectoryList(list[Trajectory]):
+    """Keeps finished rollouts in memory: for a notebook."""
+
+    def finished(self) -> Iterable[Trajectory]:
+        """What is there already."""
+        return list(self)
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Append one."""
+        self.append(trajectory)
+
+
 async def rollout(
     agent: Agent,
     tasks: Iterable[Mapping[str, Any]],
     *,
-    model: TokenModel,
-    tokenizer: Tokenizer,
-    resources: Resources,
-    strategy: Strategy,
+    model: TokenModel | ChatModel,
+    tokenizer: Tokenizer | None = None,
+    resources: Resources | None = None,
+    strategy: Strategy | None = None,
     sink: Sink,
-    deadlines: Deadlines,
-    sampling: Sampling,
+    deadlines: Deadlines | None = None,
+    sampling: Sampling | None = None,
     group_size: int = 1,
     concurrency: int = 64,
     max_infra_retries: int = 1,
@@ -76,6 +89,7 @@ async def rollout(
     max_drift_fraction: float | None = None,
     progress: Callable[[RolloutReport], None] = lambda _: None,
     name: str = "rollout",
+    first: int = 0,
 ) -> RolloutReport:
     """Play ``group_size`` rollouts of every task.
 
@@ -86,6 +100,7 @@ async def rollout(
         max_drift_fraction: the fraction of measured tokens that may drift; None: any.
         progress: is shown the report at the start and after each rollout, always the same object.
         name: prefix of the rollout ids; the same for every run of one job.
+        first: place of the first row among all tasks of the job, of which these may be a part.
 
     See ``rollout_one`` for the other arguments.
 
@@ -96,7 +111,7 @@ async def rollout(
     """
     _check_positive(group_size=group_size, concurrency=concurrency)
     began = time.monotonic()
-    plans = plan_rollouts(agent, tasks, group_size=group_size, name=name)
+    plans = plan_rollouts(agent, tasks, group_size=group_size, name=name, first=first)
     report = RolloutReport(total=len(plans))
     earlier = _count_finished(report, sink, plans)
 
@@ -140,11 +155,16 @@ async def rollout(
 
 
 def plan_rollouts(
-    agent: Agent, tasks: Iterable[Mapping[str, Any]], *, group_size: int, name: str
+    agent: Agent,
+    tasks: Iterable[Mapping[str, Any]],
+    *,
+    group_size: int,
+    name: str = "rollout",
+    first: int = 0,
 ) -> list[_Plan]:
     """Check every row and give each rollout its ids: ``<name>-<row>-<hash of the row>-<place in group>``."""
     plans: list[_Plan] = []
-    for number, row in enumerate(tasks):
+    for number, row in enumerate(tasks, start=first):
         agent.check(row, f"row {number}")
         try:
             canonical = json.dumps(row, sort_keys=True)
@@ -167,7 +187,7 @@ def _count_finished(report: RolloutReport, sink: Sink, plans: Sequence[_Plan]) -
     found: set[str] = set()
     for trajectory in sink.finished():
         # The line of a finished rollout is its newest: nothing plays it again.
-        if trajectory.rollout_id in missing and _is_finished(trajectory):
+        if trajectory.rollout_id in missing and is_finished(trajectory):
             missing.remove(trajectory.rollout_id)
             found.add(trajectory.rollout_id)
             report.add(trajectory)
@@ -175,7 +195,8 @@ def _count_finished(report: RolloutReport, sink: Sink, plans: Sequence[_Plan]) -
     return found
 
 
-def _is_finished(trajectory: Trajectory) -> bool:
+def is_finished(trajectory: Trajectory) -> bool:
+    """Whether the next life of the job leaves the rollout as it is."""
     return not isinstance(trajectory.outcome, Failed) or trajectory.outcome.reason == SANDBOX_LOST
 
 
@@ -199,7 +220,7 @@ def _check_drift(report: RolloutReport, limit: float | None) -> None:
     raise DriftExceeded(
         f"rollout.maxDriftFraction: {fraction:.4f} of {report.tokens} tokens drifted, the limit is {limit:g}",
         hints=[
-            "use a model whose chat template does not rewrite history",
+            "use a model whose chat template writes answers as they were sampled",
             "raise rollout.maxDriftFraction in a job of another name",
         ],
     )

@@ -1,8 +1,8 @@
 """One rollout, from a task's row to a trajectory.
 
 Guarantees:
-1. Whatever happens inside, a trajectory comes back; only cancellation is raised. One failing rollout never
-   touches another.
+1. Whatever happens inside, a trajectory comes back; only cancellation is raised, and what could never be
+   played with these arguments. One failing rollout never touches another.
 2. One rollout is one scope: leaving it however (done, error, deadline, cancel) releases its leases first.
 3. An infrastructure failure is retried as a whole in a fresh context, at most ``max_infra_retries`` times;
    then it is ``Failed`` with the error's type as reason. It is never a reward.
@@ -27,22 +27,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentfly.agent import Agent
 from agentfly.context import Context, Deadlines
 from agentfly.errors import AgentflyError
-from agentfly.models import Sampling, TokenModel
+from agentfly.models import ChatModel, Sampling, TokenModel
 from agentfly.resources.errors import Saturated
 from agentfly.resources.lease import Resources
+from agentfly.resources.nothing import NoPools
+from agentfly.rollout.chain import Chain
+from agentfly.rollout.credits import credits_of
 from agentfly.rollout.errors import is_infrastructure, is_loss
 from agentfly.rollout.ledger import TokenLedger
 from agentfly.rollout.outcomes import Failed, Masked, Scored
 from agentfly.rollout.play import COUNTED, Ended, Play, Strategy
 from agentfly.rollout.template import Tokenizer
 from agentfly.rollout.trajectory import Drift, ResourceUse, Trajectory
+from agentfly.rollout.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +62,8 @@ class _Inputs:
     """What all attempts at one rollout share."""
 
     agent: Agent
-    model: TokenModel
-    tokenizer: Tokenizer
+    model: TokenModel | ChatModel
+    begin: Callable[[list[dict[str, Any]]], TokenLedger | Transcript]
     strategy: Strategy
     sampling: Sampling
     rollout_id: str
@@ -83,32 +87,40 @@ async def rollout_one(
     agent: Agent,
     task: Mapping[str, Any],
     *,
-    model: TokenModel,
-    tokenizer: Tokenizer,
-    resources: Resources,
-    strategy: Strategy,
-    deadlines: Deadlines,
-    sampling: Sampling,
-    rollout_id: str,
-    group_id: str,
+    model: TokenModel | ChatModel,
+    tokenizer: Tokenizer | None = None,
+    resources: Resources | None = None,
+    strategy: Strategy | None = None,
+    deadlines: Deadlines | None = None,
+    sampling: Sampling | None = None,
+    rollout_id: str = "rollout",
+    group_id: str = "task",
     max_infra_retries: int = 1,
 ) -> Trajectory:
     """Play one rollout and judge it.
 
+    What is left out is as in a job of which nothing was said: ``Chain()``, ``Deadlines()``, ``Sampling()``.
+
     Args:
         agent: what to play; shared by any number of rollouts.
         task: the task's row, as JSON has it.
-        model: where tokens come from.
-        tokenizer: of that model.
-        resources: where leases come from.
-        strategy: how turns follow one another, such as ``Chain``.
+        model: where tokens come from; or an API of text, which leaves a trajectory without rows to train on.
+        tokenizer: of a model of tokens.
+        resources: where leases come from; None: the agent acquires nothing.
+        strategy: how turns follow one another: ``Chain`` or ``Step``.
         deadlines: limits in seconds.
         sampling: how to draw; its ``max_tokens`` is replaced by the strategy's limits.
         rollout_id: the same for every attempt, also after a restart of the job.
         group_id: shared by the rollouts of one task that are compared with one another.
         max_infra_retries: further attempts after an infrastructure failure.
+
+    Raises:
+        AgentflyError: these arguments cannot be played, whatever the task.
     """
-    inputs = _Inputs(agent, model, tokenizer, strategy, sampling, rollout_id, group_id)
+    deadlines, resources = deadlines or Deadlines(), resources or NoPools()
+    strategy, sampling = strategy or Chain(), sampling or Sampling()
+    begin = _account(agent, model, tokenizer, sampling.stop_token_ids)
+    inputs = _Inputs(agent, model, begin, strategy, sampling, rollout_id, group_id)
     started_at, began = time.time(), time.monotonic()
     for number in range(max_infra_retries + 1):
         attempt = _Attempt(Context(rollout_id, task, resources, number, deadlines))
@@ -143,20 +155,37 @@ async def _play(attempt: _Attempt, inputs: _Inputs) -> None:
     where = f"the row of {inputs.group_id}"
     agent.check(task, where)
     messages = agent.messages(task, where)
-    ledger = TokenLedger(inputs.tokenizer, messages, agent.schemas(), inputs.sampling.stop_token_ids)
-    ctx.messages = ledger.messages
-    attempt.play = play = Play(agent, ctx, inputs.model, ledger, inputs.sampling)
-    if agent.setup is not None:
-        async with _limited(ctx, Failed("SetupTimeout", f"setup {agent.setup.name}: over a turn's limit")):
-            await agent.setup.call(task, ctx)
+    ledger = inputs.begin(messages)
+    ctx.messages = messages
+    attempt.play = play = Play(agent, ctx, inputs.model, ledger, inputs.sampling, messages)
+    async with _limited(ctx, Failed("SetupTimeout", "setup: over a turn's limit")):
+        await agent.prepare(task, ctx)
     attempt.stop_reason = await inputs.strategy.run(play)
     if not ledger.sampled_tokens:
         raise Ended(Failed("PromptTooLong", f"prompt: {len(ledger)} tokens leave no room for an answer"))
     attempt.drift = ledger.drift()
     play.phase = "reward"
     async with _limited(ctx, Masked("reward_deadline", f"reward {agent.reward.name}: over a turn's limit")):
-        reward = await agent.reward.score(task, ctx)
-    attempt.outcome = Masked("unscored") if reward is None else Scored(reward)
+        score = await agent.reward.score(task, ctx)
+    for name, value in score.parts.items():
+        play.count(f"reward/{name}", value)
+    attempt.outcome = Masked("unscored") if score.value is None else Scored(score.value)
+
+
+def _account(
+    agent: Agent, model: TokenModel | ChatModel, tokenizer: Tokenizer | None, stop_ids: Sequence[int]
+) -> Callable[[list[dict[str, Any]]], TokenLedger | Transcript]:
+    """What makes the account of an attempt from its first messages: in tokens, or in text."""
+    if isinstance(model, ChatModel):
+        parser = agent.parser_for(None)
+        return lambda messages: Transcript(model, messages, agent.schemas(), parser)
+    if tokenizer is None:
+        raise AgentflyError(
+            f"tokenizer: is missing, and a {type(model).__name__} reads token ids",
+            hints=["pass the policy's tokenizer, as AutoTokenizer.from_pretrained gives it"],
+        )
+    parser = agent.parser_for(tokenizer)
+    return lambda messages: TokenLedger(tokenizer, messages, agent.schemas(), stop_ids, parser)
 
 
 @contextlib.asynccontextmanager
@@ -201,14 +230,14 @@ def _fail(attempt: _Attempt, error: BaseException) -> None:
 
 def _trajectory(attempt: _Attempt, inputs: _Inputs, started_at: float, seconds: float) -> Trajectory:
     play = attempt.play
-    row = play.ledger.row() if play is not None else None
+    rows = play.ledger.rows(credits_of(play.turns, play.calls)) if play is not None else []
     return Trajectory(
         rollout_id=inputs.rollout_id,
         group_id=inputs.group_id,
         task=dict(attempt.ctx.task),
         attempt=attempt.ctx.attempt,
-        rows=[row] if row is not None else [],
-        messages=play.ledger.messages if play is not None else [],
+        rows=rows,
+        messages=play.messages if play is not None else [],
         turns=play.turns if play is not None else 0,
         stop_reason=attempt.stop_reason,
         tool_calls=play.calls if play is not None else [],

@@ -7,14 +7,15 @@ Guarantees:
 
 import sys
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentfly.agent import Agent
 from agentfly.context import Context
-from agentfly.models import Sampling, TokenModel
+from agentfly.models import ChatModel, Sampling, TokenModel
 from agentfly.rollout.ledger import TokenLedger
 from agentfly.rollout.outcomes import Failed, Masked
 from agentfly.rollout.trajectory import ToolCallRecord
+from agentfly.rollout.transcript import Transcript
 
 COUNTED = (
     "tool_calls",
@@ -23,6 +24,8 @@ COUNTED = (
     "unknown_tools",
     "invalid_arguments",
     "malformed_calls",
+    "dropped_turns",
+    "summaries",
 )
 
 
@@ -36,13 +39,21 @@ class Ended(Exception):
 
 @dataclass
 class Play:
-    """Inputs and notes of one attempt. ``phase`` is where it is, for errors and deadlines."""
+    """Inputs and notes of one attempt.
+
+    Attributes:
+        ledger: what was said, in tokens or, with a ``ChatModel``, in text.
+        messages: all that was said, whatever of it a strategy shows to the policy.
+        phase: where it is, for errors and deadlines.
+        turns: generations so far.
+    """
 
     agent: Agent
     ctx: Context
-    model: TokenModel
-    ledger: TokenLedger
+    model: TokenModel | ChatModel
+    ledger: TokenLedger | Transcript
     sampling: Sampling
+    messages: list[dict[str, Any]]
     phase: str = "setup"
     turns: int = 0
     calls: list[ToolCallRecord] = field(default_factory=list)

@@ -34,6 +34,7 @@ class RolloutReport:
         sampled_tokens: tokens that the policy sampled.
         tokens, drifted_tokens: tokens whose drift was measured, and those that drifted.
         drifted_rollouts: rollouts with at least one drifted token.
+        forks: rows that had to be begun because the chat template rewrote what came before.
         seconds: wall time of this run.
     """
 
@@ -46,6 +47,7 @@ class RolloutReport:
     tokens: int = 0
     drifted_tokens: int = 0
     drifted_rollouts: int = 0
+    forks: int = 0
     tool_calls: int = 0
     seconds: float = 0.0
     _mean: float = 0.0
@@ -88,6 +90,7 @@ class RolloutReport:
         self.tokens += trajectory.drift.tokens
         self.drifted_tokens += trajectory.drift.drifted
         self.drifted_rollouts += trajectory.drift.drifted > 0
+        self.forks += trajectory.drift.forks
         self.tool_calls += len(trajectory.tool_calls)
 
     def _add_reward(self, reward: float) -> None:

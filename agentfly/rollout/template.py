@@ -2,20 +2,22 @@
 
 Guarantees:
 1. ``tail`` is the text between the end of an assistant turn and the start of the next one, as the template
-   writes it: end-of-turn token, newline, new messages, generation prompt.
+   writes it: end-of-turn token, newline, new messages, generation prompt. A template that must know the calls
+   of a turn to show what they gave has no tail: None.
 2. It depends on the first messages and the new ones alone, so its cost does not grow with the conversation.
-3. A template that raises gives ``TemplateRefused`` with the roles that it was given.
+3. Observations have the first form (see ``dialect``) that the template neither refuses nor leaves out.
+4. A template that raises gives ``TemplateRefused`` with the roles that it was given.
 
 The tail is found by rendering a synthetic conversation with a marker as the assistant's text and cutting at
 the marker. This needs nothing of a template but that it shows the assistant's text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from agentfly.agent import Parsed, Parser, ToolCall
+from agentfly.rollout.dialect import FORMS, Form, Messages, plain, with_calls
 from agentfly.rollout.errors import TemplateRefused
-
-Messages = Sequence[Mapping[str, Any]]
 
 # Letters only: templates strip, split and escape other things. Long enough not to occur by chance.
 MARKER = "AgentflyAssistantTurn"
@@ -53,14 +55,22 @@ class Tokenizer(Protocol):
 class ChatTemplate:
     """The template of one tokenizer with one set of tools.
 
+    Args:
+        first: messages before the first turn, which the template takes.
+        parser: how calls are written, for a template that wants them apart from the text.
+
     Attributes:
         end_id: the token that the template puts after an assistant's text, or None if that is not one token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], first: Messages) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], first: Messages, parser: Parser
+    ) -> None:
         self._tokenizer = tokenizer
         self._tools = list(tools) or None
         self._first = list(first)
+        self._parser = parser
+        self._form: Form | None = None
         end = self.encode_tail(self._cut([], generation=False).strip())
         self.end_id = end[0] if len(end) == 1 else None
 
@@ -72,8 +82,10 @@ class ChatTemplate:
         """The conversation as token ids."""
         return [int(token) for token in self._apply(messages, generation, tokenize=True)]
 
-    def tail(self, new: Messages) -> str:
+    def tail(self, new: Messages) -> str | None:
         """What follows an assistant turn when ``new`` messages come and the assistant is to go on."""
+        if _has_observations(new) and self._form_for(new) is with_calls:
+            return None
         return self._cut(new, generation=True)
 
     def encode_tail(self, tail: str) -> list[int]:
@@ -96,17 +108,58 @@ class ChatTemplate:
         return tail
 
     def _apply(self, messages: Messages, generation: bool, *, tokenize: bool) -> Any:
+        if any(message["role"] in ("assistant", "tool") for message in messages):
+            form = self._form_for(messages)
+        else:
+            form = plain
+        return self._render(form(messages, self._parser.parse), generation, tokenize=tokenize)
+
+    def _form_for(self, messages: Messages) -> Form:
+        if self._form is None:
+            try:
+                self._form = self._first_form_that_works()
+            except TemplateRefused:
+                if _has_observations(messages):
+                    raise
+                return plain
+        return self._form
+
+    def _first_form_that_works(self) -> Form:
+        call = ToolCall(self._tools[0]["function"]["name"] if self._tools else "tool", {})
+        probe: Messages = [
+            *self._first,
+            {"role": "assistant", "content": ""},
+            {"role": "tool", "name": call.name, "content": MARKER},
+        ]
+        refusal: TemplateRefused | None = None
+        for form in FORMS:
+            try:
+                text = self._render(form(probe, lambda _: Parsed("", [call])), True, tokenize=False)
+            except TemplateRefused as error:
+                refusal = refusal or error
+            else:
+                if MARKER in text:
+                    return form
+        raise refusal or TemplateRefused(
+            "chat template: does not show what a tool gave", hints=["use another model"]
+        )
+
+    def _render(self, told: list[dict[str, Any]], generation: bool, *, tokenize: bool) -> Any:
         try:
             return self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                told,
                 tools=self._tools,
                 add_generation_prompt=generation,
                 tokenize=tokenize,
                 return_dict=False,
             )
         except Exception as error:
-            roles = ", ".join(str(message["role"]) for message in messages)
+            roles = ", ".join(str(message["role"]) for message in told)
             raise TemplateRefused(
                 f"chat template: refuses the roles {roles}: {error}",
                 hints=["use a prompt with roles that the model's template knows", "use another model"],
             ) from error
+
+
+def _has_observations(messages: Messages) -> bool:
+    return any(message["role"] == "tool" for message in messages)

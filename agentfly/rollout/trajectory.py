@@ -2,7 +2,8 @@
 
 Guarantees:
 1. A row holds token ids exactly as the model saw and sampled them, with one mask bit and one log-probability
-   for each response token; it never ends on a token that was not sampled.
+   for each response token; it never ends on a token that was not sampled. Its steps say which turn sampled
+   which of them.
 2. Every trajectory has the same fields, whatever its outcome; its numbers are finite.
 3. JSON in, JSON out: ``Trajectory.model_validate_json(t.model_dump_json()) == t``.
 
@@ -30,12 +31,28 @@ class WeightSpan(_Data):
     end: int
 
 
+class RowStep(_Data):
+    """One turn of a rollout, as it stands in a row: response tokens ``start`` to ``end`` (exclusive).
+
+    ``turn`` counts from 1 through the whole rollout. ``anchor`` is the state that the answer was given in, as
+    text that is equal where states are equal; None compares with nothing. ``step_reward`` was given for this
+    turn alone; what the rollout is worth as a whole is no part of it.
+    """
+
+    turn: int = Field(ge=1)
+    start: int = Field(ge=0)
+    end: int
+    anchor: str | None = None
+    step_reward: FiniteFloat = 0.0
+
+
 class Row(_Data):
     """One training sequence: ``prompt_ids + response_ids``.
 
     ``response_ids``, ``response_mask`` and ``logprobs`` have one entry for each response token. The mask is 1
     where the policy sampled the token; log-probabilities (natural logarithm, of the sampled token) are 0.0
-    where the mask is 0.
+    where the mask is 0. ``steps`` are the turns whose answers stand in it, in order; without overlap they
+    cover every sampled token.
     """
 
     prompt_ids: list[int]
@@ -43,6 +60,7 @@ class Row(_Data):
     response_mask: list[Annotated[int, Field(ge=0, le=1)]]
     logprobs: list[FiniteFloat]
     weight_versions: list[WeightSpan] = []
+    steps: list[RowStep] = []
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -54,14 +72,28 @@ class Row(_Data):
         for bit, logprob in zip(self.response_mask, self.logprobs, strict=True):
             if bit == 0 and logprob != 0.0:
                 raise ValueError(f"row: logprob {logprob} stands on a token that was not sampled")
+        self._check_steps()
         return self
+
+    def _check_steps(self) -> None:
+        """Rows of files that were written before there were steps have none."""
+        covered = [0] * len(self.response_mask)
+        turn = end = 0
+        for step in self.steps:
+            if step.turn <= turn or not end <= step.start < step.end <= len(covered):
+                raise ValueError(f"row: turn {step.turn} at {step.start} to {step.end} is out of order")
+            covered[step.start : step.end] = [1] * (step.end - step.start)
+            turn, end = step.turn, step.end
+        if self.steps and covered != self.response_mask:
+            raise ValueError("row: steps and sampled tokens differ")
 
 
 class ToolCallRecord(_Data):
     """One tool call as it went.
 
     ``error`` is None for a call that ran; otherwise ``unknown_tool``, ``invalid_arguments``, ``timeout`` or
-    ``exception: <line>``. ``turn`` counts from 1.
+    ``exception: <line>``. ``turn`` counts from 1. ``step_reward`` and ``anchor`` are the tool's own, for
+    estimators that credit steps (see ``ToolResult``).
     """
 
     turn: int
@@ -71,6 +103,8 @@ class ToolCallRecord(_Data):
     seconds: float
     error: str | None = None
     observation_chars: int
+    step_reward: FiniteFloat | None = None
+    anchor: str | None = None
 
 
 class ResourceUse(_Data):
@@ -83,10 +117,17 @@ class ResourceUse(_Data):
 
 
 class Drift(_Data):
-    """How many of the rollout's tokens a trainer would get wrong if it re-tokenised the text."""
+    """How far the rollout's tokens are from its text.
+
+    ``drifted`` of the ``tokens`` are those that a trainer would get wrong if it re-tokenised the text, and
+    those that were given up. The latter are ``realigned``; ``forks`` counts the rows that had to be begun
+    because the chat template rewrote what came before.
+    """
 
     tokens: int = 0
     drifted: int = 0
+    forks: int = 0
+    realigned: int = 0
 
 
 class Trajectory(_Data):
@@ -95,7 +136,8 @@ class Trajectory(_Data):
     ``stop_reason`` says why the last turn was the last: ``done`` (an answer without a call), ``end`` (a tool
     said so), ``turns``, ``context``, ``length`` (an answer cut by its token limit), or empty when the rollout
     did not get that far. ``attempt`` counts from 0; ``started_at`` is Unix time; ``seconds`` covers all
-    attempts. ``metrics`` are sums over the tool calls.
+    attempts. ``metrics`` are sums over the tool calls, and what each of several rewards said
+    as ``reward/<name>``.
     """
 
     schema_: Literal["agentfly.trajectory/v1"] = Field(default=SCHEMA, alias="schema")

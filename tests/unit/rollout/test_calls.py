@@ -42,7 +42,7 @@ async def play(what: str, **options: Any) -> Trajectory:
         tokenizer=TOKENIZER,
         resources=FakeResources(),
         strategy=Chain(max_context_tokens=options.pop("context", 4096)),
-        deadlines=options.pop("deadlines", Deadlines(call=0.05, turn=5, rollout=10)),
+        deadlines=options.pop("deadlines", Deadlines(call=1, turn=5, rollout=10)),
         sampling=Sampling(),
         rollout_id="r-0",
         group_id="r",
@@ -203,7 +203,25 @@ async def test_no_rollout_is_missing_when_a_tool_cancels_itself() -> None:
     assert (report.total, report.scored, len(written)) == (4, 4, 4)
 
 
-# 5. length of an observation
+# 5. images
+
+
+async def test_image_for_a_policy_that_reads_text_fails_the_rollout() -> None:
+    trajectory = await play("1", tools=[act_by(lambda: ToolResult("see", images=[b"png", b"png"]))])
+    assert trajectory.outcome == Failed(
+        "ImagesNotReadable", "tool act: shows 2 images, and the policy reads text alone"
+    )
+
+
+async def test_step_reward_and_anchor_are_kept_with_the_call() -> None:
+    result = ToolResult("moved", step_reward=0.5, anchor="room \udce9")
+    trajectory = await play("1", tools=[act_by(lambda: result)])
+    (record,) = trajectory.tool_calls
+    assert (record.step_reward, record.anchor, trajectory.reward) == (0.5, "room ?", 1.0)
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+# 6. length of an observation
 
 
 async def test_observation_of_the_limit_is_whole() -> None:

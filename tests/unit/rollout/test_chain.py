@@ -111,6 +111,85 @@ async def test_prompt_above_its_own_limit_fails_before_the_model_is_asked() -> N
     assert (trajectory.rows, model.prompts) == ([], [])
 
 
+# 3. and 4. a full context
+
+LOOK = call("shell", command="look around")
+
+
+async def test_oldest_turns_are_left_out_of_a_full_context() -> None:
+    strategy = Chain(max_turns=12, max_tokens_per_turn=60, max_context_tokens=400, when_full="drop_oldest")
+    trajectory, model, _ = await play_with_model(LOOK, strategy=strategy)
+    assert (trajectory.stop_reason, trajectory.turns, trajectory.reward) == ("turns", 12, 1.0)
+    assert len(observations(trajectory)) == 12  # what is left out of the prompt was said all the same
+    opening = model.prompts[0][:-2]
+    for prompt, (_, sampling) in zip(model.prompts, model.requests, strict=True):
+        assert prompt[: len(opening)] == opening
+        assert len(prompt) + sampling.max_tokens <= 400
+    shorter = [at for at in range(1, 12) if len(model.prompts[at]) < len(model.prompts[at - 1])]
+    assert shorter
+    assert all(len(model.prompts[at]) <= 200 for at in shorter)
+    assert len(trajectory.rows) == len(shorter) + 1
+    assert trajectory.drift.forks == 0
+    left = (
+        sum(1 for m in trajectory.messages if m["role"] == "assistant") - trajectory.metrics["dropped_turns"]
+    )
+    assert model.tokenizer.decode(model.prompts[-1]).count("look around") / 2 == left - 1
+
+
+async def test_what_is_left_out_are_the_oldest_turns() -> None:
+    says = [call("shell", command=f"number {n}") for n in range(12)]
+    strategy = Chain(max_turns=12, max_tokens_per_turn=60, max_context_tokens=400, when_full="drop_oldest")
+    _, model, _ = await play_with_model(*says, strategy=strategy)
+    for turn, prompt in enumerate(model.prompts):
+        text = model.tokenizer.decode(prompt)
+        seen = [n for n in range(12) if f"ran number {n} " in text]
+        assert seen == list(range(turn - len(seen), turn))
+        assert text.startswith("<|im_start|>user\ndo the thing<|im_end|>")
+
+
+async def test_context_that_one_turn_fills_stops_the_rollout() -> None:
+    strategy = Chain(max_turns=9, max_tokens_per_turn=60, max_context_tokens=100, when_full="drop_oldest")
+    trajectory = await play(LOOK, strategy=strategy)
+    assert (trajectory.stop_reason, trajectory.reward) == ("context", 1.0)
+
+
+async def test_policy_goes_on_from_its_own_summary() -> None:
+    strategy = Chain(max_turns=9, max_tokens_per_turn=250, max_context_tokens=950, when_full="summarise")
+    says = [LOOK, LOOK, LOOK, LOOK, "<think>hm</think> the port is 53", LOOK, "done"]
+    trajectory, model, _ = await play_with_model(*says, strategy=strategy)
+    asked = next(
+        at for at, p in enumerate(model.prompts) if "Write down everything" in model.tokenizer.decode(p)
+    )
+    assert says[asked] == "<think>hm</think> the port is 53"
+    after = model.tokenizer.decode(model.prompts[asked + 1])
+    assert after == (
+        "<|im_start|>user\ndo the thing\n\nYou have worked on this before, and wrote down:\nthe port is 53"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (trajectory.stop_reason, trajectory.metrics["summaries"], trajectory.turns) == ("done", 1, 7)
+    assert not any("53" in m["content"] for m in trajectory.messages)
+    assert [[step.turn for step in row.steps] for row in trajectory.rows] == [[1, 2, 3, 4, 5], [6, 7]]
+    assert all(len(row.prompt_ids) + len(row.response_ids) <= 950 for row in trajectory.rows)
+
+
+async def test_full_context_without_room_for_the_request_stops_the_rollout() -> None:
+    strategy = Chain(max_turns=20, max_tokens_per_turn=60, max_context_tokens=300, when_full="summarise")
+    trajectory = await play(LOOK, strategy=strategy)
+    assert (trajectory.stop_reason, trajectory.metrics["summaries"]) == ("context", 0)
+
+
+async def test_summaries_are_turns_and_end_with_them() -> None:
+    strategy = Chain(max_turns=11, max_tokens_per_turn=250, max_context_tokens=950, when_full="summarise")
+    trajectory = await play(LOOK, strategy=strategy)
+    assert (trajectory.stop_reason, trajectory.turns) == ("turns", 11)
+    assert trajectory.metrics["summaries"] + len(trajectory.tool_calls) == 11
+
+
+def test_unknown_policy_for_a_full_context_is_refused() -> None:
+    with pytest.raises(AgentflyError, match="when_full: 'explode' is not known"):
+        Chain(when_full="explode")
+
+
 # 2. at most so many turns; the last one's calls still run
 
 
@@ -291,7 +370,7 @@ async def test_waiting_for_a_resource_is_not_the_tools_time() -> None:
     )
     assert trajectory.tool_calls[0].error is None
     assert observations(trajectory) == ["ran ls in member-1"]
-    assert trajectory.resources[0].wait_seconds >= 0.14
+    assert trajectory.resources[0].wait_seconds > 0.05  # more than the call and the turn may take
 
 
 @pytest.mark.parametrize(

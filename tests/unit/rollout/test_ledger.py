@@ -1,5 +1,6 @@
 """The ledger: what was sampled stays as it was sampled, whatever the template and the tokenizer do."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.models import Sampled
-from agentfly.rollout import InvalidSample, TemplateNotAppendOnly, TokenLedger
+from agentfly.rollout import InvalidSample, Row, TokenLedger
 from tests.unit.rollout import toys
 from tests.unit.rollout.toys import APPEND_ONLY, ToyTokenizer, chatml, sampled
 
@@ -26,6 +27,16 @@ def say(tokenizer: ToyTokenizer, text: str, end: str = "<|im_end|>") -> Sampled:
     )
 
 
+def take(ledger: TokenLedger, answer: Sampled, turn: int = 1) -> None:
+    ledger.append(answer, turn)
+
+
+def only_row(ledger: TokenLedger) -> Row | None:
+    rows = ledger.rows()
+    assert len(rows) <= 1
+    return rows[0] if rows else None
+
+
 # 1. the next prompt is the previous one, the sampled ids, and the ids of the new messages
 
 
@@ -39,7 +50,7 @@ def test_first_prompt_is_the_rendered_chat() -> None:
 
 def test_next_prompt_reads_as_the_template_writes_it() -> None:
     tokenizer, ledger = opened()
-    ledger.append(say(tokenizer, "look"))
+    take(ledger, say(tokenizer, "look"))
     assert ledger.end_turn() == "look"
     ledger.observe(SEEN)
     assert tokenizer.decode(ledger.prompt_ids) == (
@@ -56,7 +67,7 @@ def test_odd_tokenisation_of_the_policy_is_kept() -> None:
     ]
     assert tokenizer.encode("the", add_special_tokens=False) != odd[:-1]
     before = ledger.prompt_ids
-    ledger.append(sampled(odd))
+    take(ledger, sampled(odd))
     ledger.end_turn()
     ledger.observe(SEEN)
     assert ledger.prompt_ids[: len(before) + len(odd)] == before + odd
@@ -64,7 +75,7 @@ def test_odd_tokenisation_of_the_policy_is_kept() -> None:
 
 def test_ids_of_messages_before_and_after_are_those_of_the_template() -> None:
     tokenizer, ledger = opened()
-    ledger.append(say(tokenizer, "look"))
+    take(ledger, say(tokenizer, "look"))
     ledger.end_turn()
     ledger.observe(SEEN)
     assert ledger.prompt_ids == tokenizer.apply_chat_template(
@@ -76,7 +87,7 @@ def test_tools_are_rendered_into_the_first_prompt() -> None:
     tokenizer = ToyTokenizer(chatml)
     ledger = TokenLedger(tokenizer, USER, [toys.shell.schema])
     assert tokenizer.decode(ledger.prompt_ids).startswith("<|im_start|>system\ntools: ['shell']")
-    ledger.append(say(tokenizer, "look"))
+    take(ledger, say(tokenizer, "look"))
     ledger.end_turn()
     ledger.observe(SEEN)
     assert tokenizer.decode(ledger.prompt_ids).count("tools:") == 1
@@ -84,7 +95,7 @@ def test_tools_are_rendered_into_the_first_prompt() -> None:
 
 def test_messages_hold_the_whole_conversation() -> None:
     tokenizer, ledger = opened()
-    ledger.append(say(tokenizer, "look"))
+    take(ledger, say(tokenizer, "look"))
     ledger.end_turn()
     ledger.observe(SEEN)
     assert ledger.messages == [*USER, {"role": "assistant", "content": "look"}, *SEEN]
@@ -95,13 +106,13 @@ def test_messages_hold_the_whole_conversation() -> None:
 
 def test_mask_and_logprobs_stand_on_the_sampled_ids() -> None:
     tokenizer, ledger = opened()
-    ledger.append(say(tokenizer, "ok"))
+    take(ledger, say(tokenizer, "ok"))
     ledger.end_turn()
     ledger.observe(SEEN)
     between = len(ledger.prompt_ids)
-    ledger.append(say(tokenizer, "done"))
+    take(ledger, say(tokenizer, "done"), turn=2)
     ledger.end_turn()
-    row = ledger.row()
+    row = only_row(ledger)
     assert row is not None
     assert between == len(row.prompt_ids) + len(row.response_ids) - 2
     assert row.response_mask == [1, 1, *[0] * (len(row.response_ids) - 4), 1, 1]
@@ -110,10 +121,10 @@ def test_mask_and_logprobs_stand_on_the_sampled_ids() -> None:
 
 def test_versions_of_the_weights_cover_the_sampled_ids() -> None:
     tokenizer, ledger = opened()
-    ledger.append(sampled(say(tokenizer, "ok", end="").ids, finish="abort", version="3"))
-    ledger.append(sampled(say(tokenizer, "done").ids, version="4"))
+    take(ledger, sampled(say(tokenizer, "ok", end="").ids, finish="abort", version="3"))
+    take(ledger, sampled(say(tokenizer, "done").ids, version="4"))
     assert ledger.end_turn() == "okdone"
-    row = ledger.row()
+    row = only_row(ledger)
     assert row is not None
     assert [(span.version, span.start, span.end) for span in row.weight_versions] == [
         ("3", 0, 1),
@@ -124,14 +135,14 @@ def test_versions_of_the_weights_cover_the_sampled_ids() -> None:
 def test_sample_without_finite_logprobs_is_refused() -> None:
     _, ledger = opened()
     with pytest.raises(InvalidSample, match="not a finite number"):
-        ledger.append(Sampled([9], [float("-inf")], "stop", None))
+        take(ledger, Sampled([9], [float("-inf")], "stop", None))
     with pytest.raises(InvalidSample, match="1 ids have 0 log-probabilities"):
-        ledger.append(Sampled([9], [], "stop", None))
+        take(ledger, Sampled([9], [], "stop", None))
 
 
 def test_turn_without_tokens_is_refused() -> None:
     _, ledger = opened()
-    ledger.append(Sampled([], [], "stop", None))
+    take(ledger, Sampled([], [], "stop", None))
     with pytest.raises(InvalidSample, match="no tokens"):
         ledger.end_turn()
 
@@ -142,17 +153,17 @@ def test_turn_without_tokens_is_refused() -> None:
 def test_unanswered_observation_is_not_in_the_row() -> None:
     tokenizer, ledger = opened()
     said = say(tokenizer, "look")
-    ledger.append(said)
+    take(ledger, said)
     ledger.end_turn()
     ledger.observe(SEEN)
-    row = ledger.row()
+    row = only_row(ledger)
     assert row is not None
     assert row.response_ids == said.ids
 
 
 def test_nothing_sampled_is_no_row_and_no_drift() -> None:
     _, ledger = opened()
-    assert ledger.row() is None
+    assert only_row(ledger) is None
     assert ledger.drift().tokens == 0
 
 
@@ -162,7 +173,7 @@ def test_nothing_sampled_is_no_row_and_no_drift() -> None:
 @pytest.mark.parametrize("end", ["<|im_end|>", "", "<|endoftext|>"])
 def test_turn_is_closed_once_however_it_ended(end: str) -> None:
     tokenizer, ledger = opened(eos="<|endoftext|>")
-    ledger.append(say(tokenizer, "look", end=end))
+    take(ledger, say(tokenizer, "look", end=end))
     assert ledger.end_turn() == "look"
     ledger.observe(SEEN)
     text = tokenizer.decode(ledger.prompt_ids)
@@ -172,11 +183,11 @@ def test_turn_is_closed_once_however_it_ended(end: str) -> None:
 
 def test_completed_end_of_a_cut_turn_is_not_trained() -> None:
     tokenizer, ledger = opened()
-    ledger.append(say(tokenizer, "ok", end=""))
+    take(ledger, say(tokenizer, "ok", end=""))
     ledger.end_turn()
     ledger.observe(SEEN)
-    ledger.append(say(tokenizer, "ok"))
-    row = ledger.row()
+    take(ledger, say(tokenizer, "ok"), turn=2)
+    row = only_row(ledger)
     assert row is not None
     assert row.response_mask[:2] == [1, 0]
     assert row.response_ids[1] == tokenizer.special("<|im_end|>")
@@ -190,7 +201,7 @@ def test_template_end_token_is_a_stop_token() -> None:
 
 def test_end_token_behind_a_space_is_not_doubled() -> None:
     tokenizer, ledger = opened(toys.spaced, eos="</s>")
-    ledger.append(say(tokenizer, "look ", end="</s>"))
+    take(ledger, say(tokenizer, "look ", end="</s>"))
     ledger.end_turn()
     ledger.observe(SEEN)
     assert "look </s><s>tool: the port is 53 </s><s>assistant: " in tokenizer.decode(ledger.prompt_ids)
@@ -198,71 +209,177 @@ def test_end_token_behind_a_space_is_not_doubled() -> None:
 
 def test_mark_at_the_start_of_a_text_stays_out_of_the_middle() -> None:
     tokenizer, ledger = opened(toys.plain, start="~")
-    ledger.append(say(ToyTokenizer(toys.plain), "look", end=""))
+    take(ledger, say(ToyTokenizer(toys.plain), "look", end=""))
     ledger.end_turn()
     ledger.observe(SEEN)
     assert tokenizer.decode(ledger.prompt_ids).count("~") == 1
 
 
-# 5. a template that rewrites is an error
+# 5. a template that rewrites gives a new prompt; the row is realigned or forks
 
 
-def answer_and_observe(render: toys.Render, text: str, seen: list[dict[str, Any]] = SEEN) -> TokenLedger:
+def answer_and_observe(
+    render: toys.Render, text: str, seen: list[dict[str, Any]] = SEEN
+) -> tuple[ToyTokenizer, TokenLedger]:
     tokenizer, ledger = opened(render)
-    ledger.append(say(tokenizer, text))
+    take(ledger, say(tokenizer, text))
     ledger.end_turn()
     ledger.observe(seen)
-    return ledger
+    return tokenizer, ledger
 
 
-def test_removed_thinking_is_named() -> None:
-    with pytest.raises(TemplateNotAppendOnly) as error:
-        answer_and_observe(toys.forgetful, "<think>hm</think>look")
-    assert error.value.message == (
-        "chat template: removes the thinking of assistant turn 1 when a tool message follows"
-    )
-    assert error.value.hints
-
-
-def test_thinking_template_is_fine_without_thoughts() -> None:
-    answer_and_observe(toys.forgetful, "look")
-
-
-def test_moved_tools_are_named() -> None:
-    with pytest.raises(TemplateNotAppendOnly, match="renders the messages before it differently when a tool"):
-        answer_and_observe(toys.moving, "look")
-
-
-def test_rewritten_text_is_named() -> None:
-    def shouting(messages: Any, tools: Any, generation: bool) -> str:
-        loud = [{**m, "content": m["content"].replace("look", "LOOK")} for m in messages]
-        return chatml(loud, tools, generation)
-
-    with pytest.raises(TemplateNotAppendOnly, match="rewrites the text of assistant turn 1"):
-        answer_and_observe(shouting, "look")
-
-
-def test_error_leaves_the_ledger_as_it_was() -> None:
-    tokenizer, ledger = opened(toys.forgetful)
-    ledger.append(say(tokenizer, "<think>hm</think>look"))
+def test_removed_thinking_forks_the_row() -> None:
+    tokenizer, ledger = answer_and_observe(toys.forgetful, "<think>let me see now, it is long</think>look")
+    prompt = ledger.prompt_ids
+    assert tokenizer.decode(prompt) == toys.forgetful(ledger.messages, None, True)
+    take(ledger, say(tokenizer, "done"), turn=2)
     ledger.end_turn()
-    before = (ledger.prompt_ids, list(ledger.messages))
-    with pytest.raises(TemplateNotAppendOnly):
-        ledger.observe(SEEN)
-    assert (ledger.prompt_ids, ledger.messages) == before
+    first, second = ledger.rows()
+    assert tokenizer.decode(first.response_ids) == "<think>let me see now, it is long</think>look<|im_end|>"
+    assert (second.prompt_ids, tokenizer.decode(second.response_ids)) == (prompt, "done<|im_end|>")
+    assert [step.turn for row in (first, second) for step in row.steps] == [1, 2]
+    assert (ledger.drift().forks, ledger.drift().realigned) == (1, 0)
 
 
-def test_trimmed_white_space_is_drift_not_an_error() -> None:
-    ledger = answer_and_observe(toys.trimming, "  look  ")
-    assert ledger.drift().drifted > 0
+def test_prompt_after_a_fork_keeps_the_ids_up_to_where_its_text_differs() -> None:
+    tokenizer = ToyTokenizer(toys.forgetful)
+    ledger = TokenLedger(tokenizer, USER)
+    odd = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "the"]
+    take(ledger, sampled([*odd, tokenizer.special("<|im_end|>")]))
+    ledger.end_turn()
+    ledger.observe(SEEN)
+    take(ledger, say(tokenizer, "<think>hm, what is it that I see</think>ok"), turn=2)
+    ledger.end_turn()
+    ledger.observe(SEEN)
+    first = ledger.rows()[0]
+    kept = [*first.prompt_ids, *odd]
+    assert ledger.prompt_ids[: len(kept)] == kept
+
+
+def test_thinking_template_goes_on_without_thoughts() -> None:
+    tokenizer, ledger = answer_and_observe(toys.forgetful, "look")
+    take(ledger, say(tokenizer, "done"), turn=2)
+    assert (len(ledger.rows()), ledger.drift().forks) == (1, 0)
+
+
+def test_message_that_moves_forks_the_row() -> None:
+    tokenizer, ledger = answer_and_observe(toys.moving, "look")
+    take(ledger, say(tokenizer, "done"), turn=2)
+    ledger.end_turn()
+    assert len(ledger.rows()) == 2
+    assert tokenizer.decode(ledger.rows()[1].prompt_ids) == toys.moving(ledger.messages[:-1], None, True)
+
+
+def normalising(messages: Any, tools: Any, generation: bool) -> str:
+    """Ends every answer in its own way."""
+    said = [
+        {**m, "content": m["content"].replace("!", ".")} if m["role"] == "assistant" else m for m in messages
+    ]
+    return chatml(said, tools, generation)
+
+
+def test_changed_tail_is_realigned() -> None:
+    tokenizer, ledger = answer_and_observe(normalising, "look for the port in the file!")
+    take(ledger, say(tokenizer, "done"), turn=2)
+    ledger.end_turn()
+    row = only_row(ledger)
+    assert row is not None
+    answer = tokenizer.encode("look for the port in the file", add_special_tokens=False)
+    assert row.response_ids[: len(answer)] == answer
+    assert row.response_mask[: len(answer) + 2] == [*[1] * len(answer), 0, 0]
+    assert tokenizer.decode(row.response_ids[len(answer) :]).startswith(".<|im_end|>")
+    assert [(step.turn, step.start, step.end) for step in row.steps] == [
+        (1, 0, len(answer)),
+        (2, len(row.response_ids) - 2, len(row.response_ids)),
+    ]
+    drift = ledger.drift()
+    assert (drift.forks, drift.realigned, drift.drifted) == (0, 2, 2)
+
+
+def test_changed_text_before_the_tail_forks_the_row() -> None:
+    text = "no! look for the port in the file, then say what it is"
+    tokenizer, ledger = answer_and_observe(normalising, text)
+    take(ledger, say(tokenizer, "done"), turn=2)
+    assert len(ledger.rows()) == 2
+
+
+def test_trimmed_white_space_is_drift_and_no_fork() -> None:
+    _, ledger = answer_and_observe(toys.trimming, "  look  ")
+    drift = ledger.drift()
+    assert drift.drifted > 0
+    assert drift.forks == 0
+
+
+def test_template_that_counts_what_came_before_goes_on_in_its_row() -> None:
+    """As DeepSeek: what stands before an observation depends on those before it."""
+
+    def counting(messages: Any, tools: Any, generation: bool) -> str:
+        number = itertools.count()
+        said = [
+            {**m, "content": f"{next(number)}: {m['content']}"} if m["role"] == "tool" else m
+            for m in messages
+        ]
+        return chatml(said, tools, generation)
+
+    tokenizer, ledger = answer_and_observe(counting, "look")
+    take(ledger, say(tokenizer, "again"), turn=2)
+    ledger.end_turn()
+    ledger.observe(SEEN)
+    take(ledger, say(tokenizer, "done"), turn=3)
+    row = only_row(ledger)
+    assert row is not None
+    assert "1: the port is 53" in tokenizer.decode(row.response_ids)
+    assert ledger.drift().forks == 0
+
+
+# 5. other messages are asked for
+
+
+def test_other_messages_begin_a_row() -> None:
+    tokenizer, ledger = opened()
+    take(ledger, say(tokenizer, "look"))
+    ledger.end_turn()
+    ledger.restart([{"role": "user", "content": "another thing"}])
+    assert tokenizer.decode(ledger.prompt_ids).startswith("<|im_start|>user\nanother thing<|im_end|>")
+    take(ledger, say(tokenizer, "done"), turn=2)
+    ledger.end_turn()
+    assert [tokenizer.decode(row.response_ids) for row in ledger.rows()] == [
+        "look<|im_end|>",
+        "done<|im_end|>",
+    ]
+    assert ledger.drift().forks == 0
+    assert ledger.messages == [
+        {"role": "user", "content": "another thing"},
+        {"role": "assistant", "content": "done"},
+    ]
+
+
+def test_messages_that_go_on_from_a_row_continue_it_with_its_ids() -> None:
+    tokenizer, ledger = opened()
+    odd = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "the"]
+    take(ledger, sampled([*odd, tokenizer.special("<|im_end|>")]))
+    ledger.end_turn()
+    ledger.restart([*ledger.messages, *SEEN])
+    take(ledger, say(tokenizer, "done"), turn=2)
+    row = only_row(ledger)
+    assert row is not None
+    assert row.response_ids[:3] == odd
+
+
+def test_restart_before_the_first_answer_leaves_no_row() -> None:
+    tokenizer, ledger = opened()
+    ledger.restart([{"role": "user", "content": "another thing"}])
+    assert ledger.rows() == []
+    take(ledger, say(tokenizer, "done"))
+    assert len(ledger.rows()) == 1
 
 
 # 6. drift
 
 
 def test_own_tokenisation_has_no_drift() -> None:
-    ledger = answer_and_observe(chatml, "look for the port")
-    row = ledger.row()
+    _, ledger = answer_and_observe(chatml, "look for the port")
+    row = only_row(ledger)
     assert row is not None
     drift = ledger.drift()
     assert (drift.tokens, drift.drifted) == (len(row.prompt_ids) + len(row.response_ids), 0)
@@ -271,7 +388,7 @@ def test_own_tokenisation_has_no_drift() -> None:
 def test_split_word_is_counted_as_drift() -> None:
     tokenizer, ledger = opened()
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "the"]
-    ledger.append(sampled([*letters, tokenizer.special("<|im_end|>")]))
+    take(ledger, sampled([*letters, tokenizer.special("<|im_end|>")]))
     ledger.end_turn()
     assert ledger.drift().drifted == 3
 
@@ -317,9 +434,9 @@ def test_any_conversation_keeps_its_ids(conversation: tuple[ToyTokenizer, list[A
     tokenizer, turns = conversation
     ledger = TokenLedger(tokenizer, USER)
     sampled_at: list[tuple[int, Sampled]] = []
-    for answer, seen in turns:
+    for turn, (answer, seen) in enumerate(turns, start=1):
         before = ledger.prompt_ids
-        ledger.append(answer)
+        take(ledger, answer, turn)
         ledger.end_turn()
         sampled_at.append((len(before), answer))
         ledger.observe(seen)
@@ -328,7 +445,7 @@ def test_any_conversation_keeps_its_ids(conversation: tuple[ToyTokenizer, list[A
         # what follows is what the template writes after the turn, once
         tail = tokenizer.decode(ledger.prompt_ids[len(before) + len(answer.ids) :])
         assert seen[-1]["content"] in tail
-    row = ledger.row()
+    row = only_row(ledger)
     assert row is not None
     ids, offset = [*row.prompt_ids, *row.response_ids], len(row.prompt_ids)
     # 2. masks are exact, logprobs aligned
@@ -353,13 +470,13 @@ def test_any_conversation_keeps_its_ids(conversation: tuple[ToyTokenizer, list[A
 def test_faithful_tokenisation_equals_the_template(turns: list[tuple[str, str]], name: str) -> None:
     tokenizer = ToyTokenizer(APPEND_ONLY[name])
     ledger = TokenLedger(tokenizer, USER)
-    for text, seen in turns:
+    for turn, (text, seen) in enumerate(turns, start=1):
         # What stands before a turn may merge with its first byte, so encode as the template would.
         prompt = tokenizer.decode(ledger.prompt_ids)
         whole = tokenizer.encode(prompt + text, add_special_tokens=False)
         if whole[: len(ledger.prompt_ids)] != ledger.prompt_ids:
             return
-        ledger.append(sampled([*whole[len(ledger.prompt_ids) :], tokenizer.special("<|im_end|>")]))
+        take(ledger, sampled([*whole[len(ledger.prompt_ids) :], tokenizer.special("<|im_end|>")]), turn)
         ledger.end_turn()
         ledger.observe([{"role": "tool", "content": seen}])
     assert ledger.prompt_ids == tokenizer.apply_chat_template(

@@ -7,22 +7,25 @@ from typing import Any
 
 import pytest
 
-from agentfly.agent import TaskInvalid, reward, tool
+from agentfly.agent import Agent, TaskInvalid, reward, tool
 from agentfly.context import Context, Deadlines
 from agentfly.errors import AgentflyError
 from agentfly.models import Sampling
 from agentfly.rollout import (
     Chain,
     DriftExceeded,
+    Failed,
     FailureBudgetExceeded,
     RolloutReport,
     Trajectory,
+    TrajectoryList,
     TrajectoryWriter,
     read_trajectories,
     rollout,
 )
 from agentfly.sandbox import SandboxUnreachable
 from tests.unit.rollout import toys
+from tests.unit.rollout.talkers import says, talking
 from tests.unit.rollout.toys import FakeResources, Script, ToyTokenizer, call
 
 TASKS = [{"what": f"thing {number}"} for number in range(4)]
@@ -142,6 +145,40 @@ async def test_cancelled_job_leaves_no_lease() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (resources.held, sink.written) == ({}, [])
+
+
+class Crowd:
+    """A model that answers nobody before all are waiting for it, and counts who waits."""
+
+    def __init__(self, tokenizer: ToyTokenizer, size: int) -> None:
+        self._script = Script(tokenizer, call("shell", command="ls"), "done")
+        self._all = asyncio.Barrier(size)
+        self.waiting = self.most = 0
+
+    async def generate(self, prompt_ids: Any, sampling: Sampling, *, request_id: str, deadline: float) -> Any:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self._all.wait()
+        self.waiting -= 1
+        return await self._script.generate(prompt_ids, sampling, request_id=request_id, deadline=deadline)
+
+
+@pytest.mark.timeout(900)  # it counts, and may take as long as a busy machine lets it
+async def test_thousands_run_at_once_in_one_process() -> None:
+    size = 2000
+    model, resources = Crowd(ToyTokenizer(toys.grouping), size), FakeResources()
+    patient = Deadlines(call=3600, turn=3600, rollout=3600)
+    report = await play(
+        [{"what": "x"}],
+        model=model,
+        resources=resources,
+        group_size=size,
+        concurrency=size,
+        deadlines=patient,
+    )
+    assert (model.most, report.scored, report.tool_calls, report.failures) == (size, size, size, 0)
+    assert (resources.count, resources.held) == (size, {})
+    assert len(asyncio.all_tasks()) == 1
 
 
 # 2. restarts
@@ -373,3 +410,32 @@ async def test_counts_below_one_are_refused(name: str) -> None:
     options: dict[str, Any] = {name: 0}
     with pytest.raises(AgentflyError, match=f"{name}: 0 is less than 1"):
         await play(**options)
+
+
+# what may be left out
+
+
+async def test_rollouts_of_a_notebook_need_agent_tasks_and_model() -> None:
+    kept = TrajectoryList()
+    async with talking(says("done")) as (model, asked):
+        agent = Agent(prompt="do {what}", reward=toys.always_one)
+        report = await rollout(agent, [{"what": "tea"}, {"what": "milk"}], model=model, sink=kept)
+        again = await rollout(agent, [{"what": "tea"}, {"what": "milk"}], model=model, sink=kept)
+    assert (report.scored, again.resumed, len(kept), len(asked)) == (2, 2, 2, 2)
+    assert {trajectory.task["what"] for trajectory in kept} == {"tea", "milk"}
+
+
+async def test_model_of_tokens_needs_its_tokenizer() -> None:
+    model = Script(ToyTokenizer(toys.chatml), "done")
+    with pytest.raises(AgentflyError, match="tokenizer: is missing, and a Script reads token ids") as error:
+        await rollout(toys.make_agent(), TASKS[:1], model=model, sink=TrajectoryList())
+    assert "AutoTokenizer" in error.value.hints[0]
+
+
+async def test_acquire_without_resources_fails_the_rollout_and_says_what_to_pass() -> None:
+    kept = TrajectoryList()
+    async with talking(says("", ("shell", '{"command": "ls"}'))) as (model, _):
+        await rollout(toys.make_agent(), TASKS[:1], model=model, sink=kept, failure_budget=1.0)
+    assert kept[0].outcome == Failed(
+        "PoolNotFound", "pool shell: is not here; this rollout was given no resources"
+    )

@@ -148,9 +148,10 @@ async def test_sample_that_cannot_be_trained_fails() -> None:
     assert outcome(trajectory) == ("failed", "InvalidSample")
 
 
-async def test_template_that_rewrites_history_fails() -> None:
-    trajectory = await play("<think>hm</think>" + LS, "done", render=toys.forgetful)
-    assert outcome(trajectory) == ("failed", "TemplateNotAppendOnly")
+async def test_template_that_rewrites_history_gives_another_row() -> None:
+    trajectory = await play("<think>hm, what is there</think>" + LS, "done", render=toys.forgetful)
+    assert outcome(trajectory) == ("scored", "")
+    assert (len(trajectory.rows), trajectory.drift.forks) == (2, 1)
 
 
 async def test_strategy_can_end_with_an_outcome_of_its_own() -> None:
@@ -226,7 +227,7 @@ class Phases:
                 return HermesParser().parse(text)
 
         agent = toys.make_agent(prompt=prompt, setup=prepare, tools=[shell], reward=judged, parser=Parser())
-        tokenizer = ToyTokenizer(toys.refusing if self.phase == "observe" else toys.grouping)
+        tokenizer = ToyTokenizer(toys.one_turn if self.phase == "observe" else toys.grouping)
         generate: Any = LS
         if self.phase == "generate":
             generate = _Reached(self.reached) if self.wait else ValueError("generate")

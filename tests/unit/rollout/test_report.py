@@ -22,10 +22,10 @@ def test_outcomes_are_counted_by_reason() -> None:
 
 def test_tokens_and_drift_are_summed() -> None:
     report = RolloutReport(total=2)
-    report.add(make(rows=[Row.model_validate(ROW)], drift=Drift(tokens=30, drifted=3)))
+    report.add(make(rows=[Row.model_validate(ROW)], drift=Drift(tokens=30, drifted=3, forks=2)))
     report.add(make(rows=[Row.model_validate(ROW)], drift=Drift(tokens=70, drifted=0)))
     assert (report.sampled_tokens, report.tokens, report.drifted_tokens) == (4, 100, 3)
-    assert (report.drift_fraction, report.drifted_rollouts) == (0.03, 1)
+    assert (report.drift_fraction, report.drifted_rollouts, report.forks) == (0.03, 1, 2)
 
 
 # 2. reward statistics

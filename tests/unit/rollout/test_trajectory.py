@@ -54,6 +54,35 @@ def test_row_that_cannot_be_trained_is_refused(change: dict[str, Any], problem: 
         Row.model_validate({**ROW, **change})
 
 
+STEPS = [{"turn": 1, "start": 0, "end": 1}, {"turn": 2, "start": 2, "end": 3}]
+
+
+def test_a_row_knows_which_turn_sampled_which_token() -> None:
+    first, second = Row.model_validate({**ROW, "steps": STEPS}).steps
+    assert (first.turn, first.start, first.end, second.start) == (1, 0, 1, 2)
+    assert (first.anchor, first.step_reward) == (None, 0.0)
+    assert Row.model_validate(ROW).steps == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([STEPS[1], STEPS[0]], "turn 1 at 0 to 1 is out of order"),
+        ([STEPS[0], {**STEPS[1], "turn": 1}], "turn 1 at 2 to 3 is out of order"),
+        ([{**STEPS[0], "end": 3}, STEPS[1]], "turn 2 at 2 to 3 is out of order"),
+        ([{**STEPS[0], "end": 0}], "turn 1 at 0 to 0 is out of order"),
+        ([{**STEPS[0], "end": 4}], "turn 1 at 0 to 4 is out of order"),
+        ([STEPS[0]], "steps and sampled tokens differ"),
+        ([{"turn": 1, "start": 0, "end": 3}], "steps and sampled tokens differ"),
+        ([{**STEPS[0], "step_reward": math.inf}], "finite"),
+        ([{**STEPS[0], "turn": 0}], "greater than or equal to 1"),
+    ],
+)
+def test_steps_that_are_not_those_of_the_tokens_are_refused(steps: list[Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Row.model_validate({**ROW, "steps": steps})
+
+
 def test_sampled_tokens_are_summed_over_rows() -> None:
     assert make(rows=[Row.model_validate(ROW), Row.model_validate(ROW)]).sampled_tokens == 4
 

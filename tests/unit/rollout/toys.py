@@ -27,12 +27,19 @@ class ToyTokenizer:
     """Byte-level BPE with special tokens, and the part of the Hugging Face surface that rollouts use."""
 
     def __init__(
-        self, render: Render, *, merges: Iterable[bytes] = MERGES, eos: str = "<|im_end|>", start: str = ""
+        self,
+        render: Render,
+        *,
+        merges: Iterable[bytes] = MERGES,
+        eos: str = "<|im_end|>",
+        start: str = "",
+        specials: Sequence[str] = SPECIALS,
     ) -> None:
         self._render = render
-        self._specials = {text: at for at, text in enumerate(SPECIALS)}
-        self._split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
-        self._bytes: dict[int, bytes] = {len(SPECIALS) + value: bytes([value]) for value in range(256)}
+        self.specials = specials
+        self._specials = {text: at for at, text in enumerate(specials)}
+        self._split = re.compile("(" + "|".join(map(re.escape, specials)) + ")")
+        self._bytes: dict[int, bytes] = {len(specials) + value: bytes([value]) for value in range(256)}
         self._ranks: dict[tuple[bytes, bytes], int] = {}
         self._start = start
         for merge in merges:
@@ -40,7 +47,7 @@ class ToyTokenizer:
             left, right = left.replace(b"_", b" "), right.replace(b"_", b" ")
             if (left, right) not in self._ranks and left and right:
                 self._ranks[left, right] = len(self._ranks)
-                self._bytes[len(SPECIALS) + len(self._bytes)] = left + right
+                self._bytes[len(specials) + len(self._bytes)] = left + right
         self._ids = {piece: at for at, piece in reversed(self._bytes.items())}
         self.eos_token_id: int | None = self._specials[eos]
 
@@ -75,7 +82,7 @@ class ToyTokenizer:
         return ids
 
     def decode(self, token_ids: list[int]) -> str:
-        parts = [self._bytes.get(token) or SPECIALS[token].encode() for token in token_ids]
+        parts = [self._bytes.get(token) or self.specials[token].encode() for token in token_ids]
         return b"".join(parts).decode("utf-8", "replace")
 
     def _bpe(self, text: str) -> list[int]:
@@ -153,6 +160,12 @@ def moving(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, g
 def refusing(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, generation: bool) -> str:
     if any(m["role"] == "tool" for m in messages):
         raise ValueError("only user and assistant roles are supported")
+    return chatml(messages, tools, generation)
+
+
+def one_turn(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, generation: bool) -> str:
+    if len(messages) > 2:
+        raise ValueError("one turn is enough")
     return chatml(messages, tools, generation)
 
 

@@ -1,0 +1,132 @@
+"""The conversation with a model that answers in text: what a ``TokenLedger`` is for one that gives tokens.
+
+Guarantees:
+1. The model is told of the tools by its API and calls them there, unless the agent's parser has a form of its
+   own: then the API is told of nothing, and the prompt says how calls are written.
+2. A call of the API becomes text in the parser's form, so that all that follows is the same as with tokens.
+   One whose arguments are no JSON object becomes a call that the tool refuses.
+3. There are no token ids, so there are no rows: nothing of it can be trained on.
+4. Its length is what the server counted at its last answer; what was added since is counted at the next one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from agentfly.agent import Parser, TextFormat, ToolCall
+from agentfly.models import ChatCall, ChatModel, Sampling
+from agentfly.rollout.dialect import Messages, with_calls
+from agentfly.rollout.errors import InvalidSample
+from agentfly.rollout.ledger import Credit
+from agentfly.rollout.trajectory import Drift, Row
+
+
+@runtime_checkable
+class _Renders(Protocol):
+    def render(self, call: ToolCall) -> str: ...
+
+
+class Transcript:
+    """Messages of one rollout with a ``ChatModel``.
+
+    Args:
+        model: who answers.
+        messages: the chat before the first turn.
+        tools: schemas, which the API is told.
+        parser: how calls are written.
+    """
+
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __init__(
+        self, model: ChatModel, messages: Messages, tools: Sequence[dict[str, Any]], parser: Parser
+    ) -> None:
+        self._model = model
+        self._messages = [dict(message) for message in messages]
+        self.parser = parser
+        in_text = isinstance(parser, TextFormat)
+        self._renderer = parser if isinstance(parser, _Renders) and not in_text else None
+        self._tools = tools if self._renderer is not None else ()
+        self._length = 0
+        self._said: str | None = None
+        self.sampled_tokens = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation that the model is shown."""
+        return list(self._messages)
+
+    def length_of(self, messages: Messages) -> int:
+        """Tokens that these messages would be, by their characters."""
+        return round(self._length * _characters(messages) / max(1, _characters(self._messages)))
+
+    async def answer(self, sampling: Sampling, deadline: float) -> str:
+        """Ask for the next turn; returns why it stopped.
+
+        Raises:
+            ModelUnavailable, ModelRefused: see ``ChatModel``.
+        """
+        told = with_calls(self._messages, self.parser.parse) if self._renderer else self._messages
+        got = await self._model.chat(
+            [_for_api(message) for message in told], tools=self._tools, sampling=sampling, deadline=deadline
+        )
+        calls = [self._renderer.render(_as_call(call)) for call in got.calls] if self._renderer else []
+        self._said = "\n".join(filter(None, [got.text, *calls]))
+        self._length = got.prompt_tokens + got.sampled_tokens
+        self.sampled_tokens += max(1, got.sampled_tokens)  # a server that does not count has answered too
+        return got.finish_reason
+
+    def end_turn(self) -> str:
+        """Close the turn and return its text.
+
+        Raises:
+            InvalidSample: there was no answer.
+        """
+        if self._said is None:
+            raise InvalidSample("sample: the model's turn has no answer")
+        text, self._said = self._said, None
+        self._messages.append({"role": "assistant", "content": text})
+        return text
+
+    def observe(self, messages: Messages) -> None:
+        """Add messages after a closed turn."""
+        self._messages += [dict(message) for message in messages]
+
+    def restart(self, messages: Messages) -> None:
+        """Go on from other messages than those so far."""
+        self._length = self.length_of(messages)
+        self._messages = [dict(message) for message in messages]
+
+    def rows(self, credits: Mapping[int, Credit] | None = None) -> list[Row]:
+        """None: there are no token ids."""
+        return []
+
+    def drift(self) -> Drift:
+        """Of no tokens."""
+        return Drift()
+
+
+def _characters(messages: Messages) -> int:
+    return sum(len(str(message["content"])) for message in messages)
+
+
+def _as_call(call: ChatCall) -> ToolCall:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        arguments = call.arguments
+    return ToolCall(call.name, arguments if isinstance(arguments, dict) else {"arguments": call.arguments})
+
+
+def _for_api(message: Mapping[str, Any]) -> dict[str, Any]:
+    """APIs want the arguments of a call as text, and name nobody in a tool's message."""
+    told = {key: value for key, value in message.items() if key != "name"}
+    if calls := message.get("tool_calls"):
+        told["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return told
