@@ -6,11 +6,16 @@ Guarantees:
    not die of its fourth node failure.
 3. The pause before a restart doubles from 10 s up to 6 minutes, and is 10 s after an attempt that progressed.
 4. What would fail again is not tried again: the trainer says so by its exit code, and why in a file.
-5. A hang is found by the lack of progress, not by an exit code: the first step has a deadline, every next
+5. Of two attempts that run at a time, because one is on a node that nobody reaches, the earlier one can learn
+   that it is over.
+6. An attempt has one head, the pod that came first, and one set of pods, those with which it began: whoever
+   replaces one of them later can learn that.
+7. A hang is found by the lack of progress, not by an exit code: the first step has a deadline, every next
    step has one, and so has the time a run may spend running in all.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,7 +73,7 @@ def after_attempt(ended: Ended, failures: int, backoff_limit: int) -> Verdict:
 
 
 def write_failure(run_dir: Path, attempt: int, reason: Reason, message: str) -> None:
-    """Keep why an attempt ended with ``EXIT_INVALID``, for whoever started it."""
+    """Keep why an attempt ended, in the trainer's own words, for whoever started it."""
     path = _failure_file(run_dir, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"reason": reason, "message": message}))
@@ -81,6 +86,61 @@ def read_failure(run_dir: Path, attempt: int) -> tuple[Reason, str] | None:
         return Reason(kept["reason"]), str(kept["message"])
     except (FileNotFoundError, ValueError):
         return None
+
+
+def begin_attempt(run_dir: Path, attempt: int) -> int | None:
+    """Say that this attempt has begun; instead gives the later one if one has."""
+    if (newer := newer_attempt(run_dir, attempt)) is not None:
+        return newer
+    path = _attempt_file(run_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"attempt-{attempt}.partial")
+    fresh.write_text(str(attempt))
+    os.replace(fresh, path)
+    return None
+
+
+def newer_attempt(run_dir: Path, attempt: int) -> int | None:
+    """A later attempt of the run that has begun; None if this is the newest.
+
+    Raises:
+        OSError: nobody can tell.
+    """
+    try:
+        begun = int(_attempt_file(run_dir).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return begun if begun > attempt else None
+
+
+def take_head(run_dir: Path, attempt: int, name: str, uid: str) -> str | None:
+    """Be the head of this attempt; instead gives the name of the pod that is, if another one came first."""
+    path = run_dir / "control" / f"head-{attempt}"
+    try:
+        with path.open("x") as file:
+            file.write(f"{uid} {name}")
+        return None
+    except FileExistsError:
+        first, _, named = path.read_text().partition(" ")
+        return None if first == uid and named else named or "of another name"
+
+
+def close_attempt(run_dir: Path, attempt: int) -> None:
+    """Say that this attempt has all the pods that it will ever have."""
+    _closed_file(run_dir, attempt).touch()
+
+
+def is_closed(run_dir: Path, attempt: int) -> bool:
+    """Whether no pod may join this attempt any more."""
+    return _closed_file(run_dir, attempt).exists()
+
+
+def _closed_file(run_dir: Path, attempt: int) -> Path:
+    return run_dir / "control" / f"joined-{attempt}"
+
+
+def _attempt_file(run_dir: Path) -> Path:
+    return run_dir / "control" / "attempt"
 
 
 def _failure_file(run_dir: Path, attempt: int) -> Path:

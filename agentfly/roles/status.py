@@ -3,8 +3,9 @@
 Guarantees:
 1. Equal arguments give an equal status: nothing is added up, nothing is read from a clock.
 2. ``Reconciling`` and ``Stalled`` are never both true, and a generic tool (kstatus) reads every phase
-   rightly: starting, suspending and restarting are in progress, running, suspended and succeeded are current,
-   failed is failed.
+   rightly: starting, suspending and restarting are in progress, queued, running, suspended and succeeded are
+   current, failed is failed. What waits for a person, of a run that is not finished, is failed too, until it
+   goes on.
 3. The time of a condition changes only with its status.
 4. A finished run is finished: ``Finished`` is true for both outcomes, so that a script waits for one thing.
 """
@@ -25,8 +26,8 @@ from agentfly.api import (
 )
 from agentfly.api.reasons import ConditionType as Type
 from agentfly.api.reasons import Reason, RolloutJobPhase, TrainingRunPhase
-from agentfly.api.rolloutjob import RewardSummary, RolloutCounts
-from agentfly.api.trainingrun import CheckpointStatus, Failure, Progress, RoleStatus
+from agentfly.api.rolloutjob import RewardSummary, RolloutCounts, ShardStatus
+from agentfly.api.trainingrun import CheckpointStatus, EngineStatus, Failure, Progress, RoleStatus
 from agentfly.roles.worker import WorkerReport
 
 ETA_STEPS = 10  # the rate of the last steps says more than that of the first ones, which warm up
@@ -39,6 +40,7 @@ _TYPES = (
 # Of each phase: why it is what it is, and which of the conditions above are true; the others are false.
 _PHASES: Mapping[str, tuple[Reason, frozenset[Type]]] = {
     "Pending": (Reason.NotStarted, frozenset({Type.Reconciling})),
+    "Queued": (Reason.Queued, frozenset()),
     "Starting": (Reason.Provisioning, frozenset({Type.Reconciling})),
     "Running": (Reason.Training, frozenset({Type.RolesReady, Type.Running})),
     "Suspending": (Reason.Suspending, frozenset({Type.Reconciling, Type.RolesReady, Type.Running})),
@@ -50,28 +52,50 @@ _PHASES: Mapping[str, tuple[Reason, frozenset[Type]]] = {
 
 
 @dataclass(frozen=True)
+class Admission:
+    """Whether Kueue lets a run or job have its quota, and why not, for people."""
+
+    granted: bool
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
 class RunSeen:
     """What is true of a training run now.
 
     Attributes:
         steps: records of the metrics file, in order of steps.
+        progress: how far it is, where the metrics file is not at hand.
         failure: how the last failed attempt ended.
-        reason: why the run failed for good; of no meaning in another phase.
+        reason: why the phase is what it is, where it is not what it always is: of Failed the cause.
+        stalled: it waits for a person, who reads why here and in the message.
         message: what the roles wait for, or why the phase is what it is, for people.
+        admission: None: it is in no queue.
     """
 
     phase: TrainingRunPhase
     attempt: int = 0
     restarts: int = 0
+    failures: int = 0
+    attempt_time: datetime | None = None
+    step_time: datetime | None = None
+    resumed_step: int = 0
+    restart_time: datetime | None = None
+    active_seconds: int = 0
     start_time: datetime | None = None
     completion_time: datetime | None = None
+    engine: EngineStatus | None = None
     roles: Mapping[str, RoleStatus] = field(default_factory=dict)
     pools: Mapping[str, PoolUse] = field(default_factory=dict)
     steps: Sequence[Mapping[str, Any]] = ()
+    progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     failure: Failure | None = None
-    reason: Reason = Reason.AttemptFailed
+    reason: Reason | None = None
+    stalled: Reason | None = None
     message: str = ""
+    admission: Admission | None = None
 
 
 def training_status(run: TrainingRun, seen: RunSeen, now: datetime) -> TrainingRunStatus:
@@ -86,29 +110,50 @@ def training_status(run: TrainingRun, seen: RunSeen, now: datetime) -> TrainingR
         completion_time=seen.completion_time,
         attempt=seen.attempt,
         restarts=seen.restarts,
+        failures=seen.failures,
+        attempt_time=seen.attempt_time,
+        step_time=seen.step_time,
+        resumed_step=seen.resumed_step,
+        restart_time=seen.restart_time,
+        active_seconds=seen.active_seconds,
+        engine=seen.engine,
         roles=dict(seen.roles),
-        progress=progress(seen.steps, run.spec.steps),
+        progress=seen.progress or progress(seen.steps, run.spec.steps),
         checkpoint=seen.checkpoint,
         last_failure=seen.failure,
         pools=dict(seen.pools),
         conditions=(
-            *_conditions(seen.phase, seen.reason, seen.message, before, generation, now),
+            *_conditions(seen.phase, seen, before, generation, now),
             _condition(Type.Checkpointed, saved, checkpointed, "", before, generation, now),
+            *_admitted(seen.admission, before, generation, now),
         ),
     )
 
 
 @dataclass(frozen=True)
 class JobSeen:
-    """What is true of a rollout job now; ``report`` is its worker's, None before there is one."""
+    """What is true of a rollout job now.
+
+    Attributes:
+        report: its worker's, or of all shards together; None before there is one.
+        reason, stalled, message, admission: as of a `RunSeen`.
+    """
 
     phase: RolloutJobPhase
     report: WorkerReport | None = None
     pools: Mapping[str, PoolUse] = field(default_factory=dict)
     start_time: datetime | None = None
     completion_time: datetime | None = None
-    reason: Reason = Reason.AttemptFailed
+    shards: ShardStatus | None = None
+    workers: int = 0
+    selector: str | None = None
+    trajectories_per_second: float | None = None
+    tokens_per_second: float | None = None
+    path: str | None = None
+    reason: Reason | None = None
+    stalled: Reason | None = None
     message: str = ""
+    admission: Admission | None = None
 
 
 def rollout_status(job: RolloutJob, seen: JobSeen, now: datetime) -> RolloutJobStatus:
@@ -123,12 +168,24 @@ def rollout_status(job: RolloutJob, seen: JobSeen, now: datetime) -> RolloutJobS
         tasks=_counts(report),
         failures=dict(report.failed) if report else {},
         reward=_rewards(report),
-        drift_fraction=decimal(report.drift_fraction)
-        if report and report.drift_fraction is not None
-        else None,
+        drift_fraction=_decimal(report.drift_fraction if report else None),
+        forks=report.forks if report else 0,
         pools=dict(seen.pools),
-        conditions=_conditions(seen.phase, seen.reason, seen.message, job.status.conditions, generation, now),
+        shards=seen.shards,
+        workers=seen.workers,
+        selector=seen.selector,
+        trajectories_per_second=_decimal(seen.trajectories_per_second),
+        tokens_per_second=_decimal(seen.tokens_per_second),
+        path=seen.path,
+        conditions=(
+            *_conditions(seen.phase, seen, job.status.conditions, generation, now),
+            *_admitted(seen.admission, job.status.conditions, generation, now),
+        ),
     )
+
+
+def _decimal(value: float | None) -> str | None:
+    return None if value is None else decimal(value)
 
 
 def _counts(report: WorkerReport | None) -> RolloutCounts | None:
@@ -157,6 +214,8 @@ def progress(steps: Sequence[Mapping[str, Any]], total: int) -> Progress | None:
     shown = {name: decimal(float(last[name])) for name in SHOWN_METRICS if last.get(name) is not None}
     rollouts = last.get("rollouts", {})
     shown |= {name: decimal(float(rollouts[name])) for name in SHOWN_ROLLOUTS if rollouts.get(name)}
+    if last.get("forks"):
+        shown["forks"] = decimal(float(last["forks"]))
     return Progress(
         step=int(last["step"]),
         total_steps=total,
@@ -167,15 +226,15 @@ def progress(steps: Sequence[Mapping[str, Any]], total: int) -> Progress | None:
 
 def _conditions(
     phase: str,
-    failed_because: Reason,
-    message: str,
+    seen: RunSeen | JobSeen,
     before: Sequence[Condition],
     generation: int,
     now: datetime,
 ) -> tuple[Condition, ...]:
     reason, true = _PHASES[phase]
-    if reason is Reason.AttemptFailed:
-        reason = failed_because
+    reason, message = seen.stalled or seen.reason or reason, seen.message
+    if seen.stalled is not None and Type.Finished not in true:
+        true = true - {Type.Reconciling} | {Type.Stalled}
     return tuple(
         _condition(
             kind,
@@ -188,6 +247,15 @@ def _conditions(
         )
         for kind in _TYPES
     )
+
+
+def _admitted(
+    admission: Admission | None, before: Sequence[Condition], generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    if admission is None:
+        return ()
+    granted, reason, message = admission.granted, admission.reason, admission.message
+    return (_condition(Type.Admitted, granted, reason, message, before, generation, now),)
 
 
 def _condition(

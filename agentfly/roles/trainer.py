@@ -13,6 +13,9 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentfly.api import Strategy
+from agentfly.api.algorithm import Algorithm
+
 EXIT_SUSPENDED: Final = 85  # asked to suspend: the checkpoint is on disk, start again to go on
 EXIT_STALLED: Final = 86  # the watchdog saw no step for stall_timeout_s
 EXIT_INVALID: Final = 87  # what is wrong would be wrong again: another attempt is of no use
@@ -22,6 +25,17 @@ ENV_INFERENCE_URLS: Final = "AGENTFLY_INFERENCE_URLS"  # http://host:port of eve
 ENV_CONFIG: Final = "AGENTFLY_TRAINER_CONFIG"  # path of the file, for code of ours that verl instantiates
 ENV_JOB: Final = "AGENTFLY_JOB"  # name of the run or job: its share in every queue
 ENV_RUN_DIR: Final = "AGENTFLY_RUN_DIR"  # metrics, trajectories, control files; same path in every process
+
+
+class ColocatedServers(BaseModel):
+    """vLLM inside the trainer's ranks, which takes turns with them on the same GPUs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gpus: int = Field(ge=1)  # ranks that one server spans
+    memory_utilization: float = Field(default=0.5, gt=0, lt=1)  # share of each GPU, while it samples
+    max_num_seqs: int = Field(default=64, ge=1)
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
 
 
 class TrainerConfig(BaseModel):
@@ -41,13 +55,11 @@ class TrainerConfig(BaseModel):
     seed: int = 0
     steps: int = Field(ge=1)
     tasks_per_step: int = Field(ge=1)
-    group_size: int = Field(ge=2)  # a group of one has no baseline: nothing to learn from it
+    group_size: int = Field(ge=1)
 
-    algorithm: Literal["grpo"] = "grpo"
-    learning_rate: float = Field(gt=0)
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0)
+    algorithm: Algorithm = Algorithm()
 
+    strategy: Strategy = Strategy()
     max_turns: int = Field(ge=1)
     max_tokens_per_turn: int = Field(ge=1)
     max_prompt_tokens: int = Field(ge=1)
@@ -61,7 +73,10 @@ class TrainerConfig(BaseModel):
     concurrency: int = Field(default=64, ge=1)  # rollouts at a time
 
     micro_batch_size: int = Field(default=8, ge=1)  # rows of one forward pass on one rank
-    gpus: int = Field(default=0, ge=0)  # ranks on this node; 0 = one rank on the CPU
+    nodes: int = Field(default=1, ge=1)  # of Ray, each with as many ranks
+    gpus: int = Field(default=0, ge=0)  # ranks on one node; 0 = one rank on the CPU
+    servers: ColocatedServers | None = None  # None: servers of their own, told by ENV_INFERENCE_URLS
+    ray_address: Literal["", "auto"] = ""  # auto: Ray runs on all nodes already; else the trainer has its own
 
     checkpoint_every_steps: int = Field(default=20, ge=1)
     checkpoint_keep_last: int = Field(default=2, ge=1)
@@ -80,8 +95,14 @@ class TrainerConfig(BaseModel):
                 f"max_prompt_tokens: {self.max_prompt_tokens} leaves no room for a response in "
                 f"max_context_tokens {self.max_context_tokens}"
             )
-        if self.clip_high < self.clip_low:
-            raise ValueError(f"clip_high: {self.clip_high} is below clip_low {self.clip_low}")
+        if self.group_size < self.algorithm.least_rollouts:
+            raise ValueError(f"group_size: {self.group_size} is none, which {self.algorithm.name} needs")
+        if self.nodes > 1 and not self.ray_address:
+            raise ValueError(f"nodes: {self.nodes} nodes need a Ray that runs on all of them: ray_address")
+        if self.servers is not None and (not self.gpus or self.gpus % self.servers.gpus):
+            raise ValueError(
+                f"gpus: {self.gpus} cannot be shared out among servers of {self.servers.gpus} GPUs each"
+            )
         return self
 
     @property
@@ -91,8 +112,19 @@ class TrainerConfig(BaseModel):
 
     @property
     def rows(self) -> int:
-        """How many groups the whole run trains on."""
-        return self.steps * self.tasks_per_step
+        """How many tasks the whole run may play: those of groups that are replaced too."""
+        dapo = self.algorithm.of_dapo
+        return self.steps * self.tasks_per_step * (1 if dapo is None else dapo.max_batches)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train."""
+        return self.nodes * max(self.gpus, 1)
+
+    @property
+    def config_file(self) -> Path:
+        """Where this is written for all processes of the attempt."""
+        return self.run_dir / "control" / f"trainer-{self.attempt}.json"
 
     @property
     def suspend_file(self) -> Path:

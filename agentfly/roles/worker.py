@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentfly.api import Rollout
 
 EXIT_BUDGET: Final = 3  # more rollouts failed than the budget allows
+EXIT_STOPPED: Final = 143  # asked to stop, as a shell says it of SIGTERM: what is finished is kept
 
 
 class RolloutWorkerConfig(BaseModel):
@@ -55,4 +56,6 @@ class WorkerReport(BaseModel):
     reward_min: float | None = None
     reward_max: float | None = None
     drift_fraction: float | None = None
+    drift_tokens: int = 0  # whose drift is known: the fraction is of these
+    forks: int = 0  # rows begun because the chat template rewrote what came before
     sampled_tokens: int = 0

@@ -6,6 +6,7 @@ Guarantees:
 2. An answer by weights that are not the step's raises: the attempt must end.
 3. Every rollout is appended to the trajectories and the outcomes before verl sees it.
 4. At most ``concurrency`` rollouts of a process run at a time.
+5. The policy is asked at the servers that this process was told of; where there are none, at verl's own.
 """
 
 import asyncio
@@ -23,11 +24,13 @@ from agentfly.broker.client import BrokerClient
 from agentfly.context import Deadlines
 from agentfly.models import Sampling, VLLMModel
 from agentfly.models.sticky import StickyModels
+from agentfly.models.verl import NAME, VerlModel
 from agentfly.refs import load
 from agentfly.resources.lease import Resources
 from agentfly.roles.servers import inference_urls
 from agentfly.roles.trainer import ENV_BROKER, ENV_JOB, TrainerConfig, current_config
-from agentfly.rollout import Chain, rollout_one
+from agentfly.rollout import Strategy, rollout_one
+from agentfly.rollout.strategies import strategy_of
 from agentfly.rollout.trajectory import Trajectory
 from agentfly.training.outcomes import record
 from agentfly.training.pinned import PinnedModel
@@ -40,7 +43,7 @@ class _Worker:
 
     config: TrainerConfig
     agent: Agent
-    strategy: Chain
+    strategy: Strategy
     deadlines: Deadlines
     models: tuple[VLLMModel, ...]
     resources: Resources
@@ -63,9 +66,7 @@ def _worker() -> _Worker:
     return _Worker(
         config=config,
         agent=load(config.agent_entrypoint, config.base_dir),
-        strategy=Chain(
-            config.max_turns, config.max_tokens_per_turn, config.max_context_tokens, config.max_prompt_tokens
-        ),
+        strategy=strategy_of(config, config.base_dir),
         deadlines=Deadlines(
             call=config.call_timeout_s, turn=config.turn_timeout_s, rollout=config.rollout_timeout_s
         ),
@@ -93,6 +94,8 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
         # Weights get the number of the step that made them; verl validates with those of the step itself.
         versions = frozenset({str(step - 1), str(step)})
         pinned = [PinnedModel(server, server.base_url, versions) for server in worker.models]
+        if worker.config.servers is not None:
+            pinned = [PinnedModel(VerlModel(self.server_manager), NAME, versions)]
         async with worker.slots:
             trajectory = await rollout_one(
                 worker.agent,
@@ -111,4 +114,6 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
         for server in pinned:
             if server.stale is not None:
                 raise server.stale
-        return [AgentLoopOutput(**row) for row in verl_rows(trajectory, step - 1)]
+        dapo = worker.config.algorithm.of_dapo
+        rows = verl_rows(trajectory, step - 1, None if dapo is None else dapo.overlong)
+        return [AgentLoopOutput(**row) for row in rows]

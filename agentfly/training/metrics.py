@@ -4,8 +4,10 @@ Guarantees:
 1. Every step that verl logged is one line of ``metrics.jsonl``, in order, appended whole; the lines of
    earlier attempts stay.
 2. A value that verl did not log, or that is no finite number, is left out: never written as null or NaN.
-3. A step above ``max_drift_fraction``, or of which more than ``failure_budget`` failed, ends the run with an
-   error that names both numbers.
+3. An attempt that is killed between the checkpoint of a step and its line owes that line: the attempt that
+   goes on from there writes it, with what the rollouts left and what verl had logged.
+4. A step above ``max_drift_fraction``, or of which more than ``failure_budget`` failed, ends the
+   attempt with an error that names both numbers.
 """
 
 import json
@@ -17,6 +19,7 @@ from typing import Any
 
 from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
+from agentfly.roles.steps import read_steps
 from agentfly.roles.trainer import TrainerConfig
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 
@@ -44,6 +47,29 @@ class LimitExceeded(AgentflyError):
     def __init__(self, reason: Reason, message: str, *, hints: Sequence[str]) -> None:
         super().__init__(message, hints=hints)
         self.reason = reason
+
+
+def write_owed(config: TrainerConfig, resumed: int | None) -> list[int]:
+    """Write the lines that earlier attempts owe, up to the step of the checkpoint that this one goes on from.
+
+    Returns those steps. One of which nothing was left gets no line.
+    """
+    known = {record["step"] for record in read_steps(config.metrics_file)}
+    owed = set(range(1, (resumed or 0) + 1)) - known
+    lines: dict[int, dict[str, Any]] = {}
+    for attempt in range(config.attempt - 1, 0, -1):
+        if not owed - lines.keys():
+            break
+        earlier = config.model_copy(update={"attempt": attempt})
+        outcomes = OutcomeReader(config.outcomes_dir, attempt)
+        outcomes.read()
+        logged = {int(entry["step"]): entry["data"] for entry in LineReader(earlier.verl_metrics_file).read()}
+        for step in owed & outcomes.steps.keys() - lines.keys():
+            lines[step] = step_line(step, attempt, time.time(), logged.get(step, {}), outcomes.steps[step])
+    if lines:
+        with config.metrics_file.open("a") as handle:
+            handle.writelines(json.dumps(lines[step]) + "\n" for step in sorted(lines))
+    return sorted(lines)
 
 
 def step_line(
@@ -107,7 +133,7 @@ class MetricsFollower:
             raise LimitExceeded(
                 Reason.DriftExceeded,
                 f"maxDriftFraction: {fraction:.4f} of step {step}'s tokens drifted, the limit is {limit}",
-                hints=["use a chat template that does not rewrite history, or raise maxDriftFraction"],
+                hints=["use a chat template that writes answers as sampled, or raise maxDriftFraction"],
             )
 
     def _check_failures(self, step: int, outcomes: StepOutcomes) -> None:

@@ -29,6 +29,7 @@ def record(step: int, trajectory: Trajectory) -> dict[str, Any]:
         "sampled_tokens": trajectory.sampled_tokens,
         "tokens": trajectory.drift.tokens,
         "drifted_tokens": trajectory.drift.drifted,
+        "forks": trajectory.drift.forks,
         "seconds": trajectory.seconds,
     }
 
@@ -45,6 +46,7 @@ class StepOutcomes:
     sampled_tokens: int = 0
     tokens: int = 0
     drifted_tokens: int = 0
+    forks: int = 0
 
     def add(self, entry: dict[str, Any]) -> None:
         """Count one record."""
@@ -53,7 +55,7 @@ class StepOutcomes:
             self.reasons[entry["reason"]] += 1
         if entry["reward"] is not None:
             self.rewards.append(entry["reward"])
-        for name in ("turns", "tool_calls", "sampled_tokens", "tokens", "drifted_tokens"):
+        for name in ("turns", "tool_calls", "sampled_tokens", "tokens", "drifted_tokens", "forks"):
             setattr(self, name, getattr(self, name) + entry[name])
 
     def metrics(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class StepOutcomes:
             "tokens": self.sampled_tokens,
             "rollouts": {name: self.counts[name] for name in ("scored", "masked", "failed")},
             "drift_fraction": self.drifted_tokens / self.tokens if self.tokens else 0.0,
+            "forks": self.forks,
             "turns": self.turns / total if total else 0.0,
             "tool_calls": self.tool_calls / total if total else 0.0,
         }

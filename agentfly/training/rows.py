@@ -4,23 +4,28 @@ Guarantees:
 1. Only a scored rollout is trained on; anything else gives no rows, and verl goes on with the rest of the
    group.
 2. All rows have the same fields: verl stacks them.
-3. The reward stands on the last row of the rollout; verl gives it to the others.
+3. The reward stands on the last row of the rollout; verl gives it to the others. What a rollout loses for
+   its length is taken off there, and nowhere else: ``outcome`` is what the agent's reward said.
+4. Each row says which of its tokens are of which turn: ``steps``, as (start, end, anchor, reward).
 """
 
 from typing import Any
 
+from agentfly.api.algorithm import Overlong
 from agentfly.rollout.trajectory import Trajectory
 
 
-def verl_rows(trajectory: Trajectory, weights: int) -> list[dict[str, Any]]:
+def verl_rows(trajectory: Trajectory, weights: int, overlong: Overlong | None = None) -> list[dict[str, Any]]:
     """Arguments for one ``AgentLoopOutput`` for each row.
 
     Args:
         trajectory: the rollout.
         weights: the version of the weights that verl expects the step's rollouts to come from.
+        overlong: what a long rollout loses. None: nothing.
     """
     if trajectory.reward is None:
         return []
+    penalty = 0.0 if overlong is None else overlong.penalty(trajectory.sampled_tokens)
     last = len(trajectory.rows) - 1
     tool_seconds = sum(call.seconds for call in trajectory.tool_calls)
     return [
@@ -29,7 +34,7 @@ def verl_rows(trajectory: Trajectory, weights: int) -> list[dict[str, Any]]:
             "response_ids": row.response_ids,
             "response_mask": list(row.response_mask),
             "response_logprobs": list(row.logprobs),
-            "reward_score": trajectory.reward if number == last else None,
+            "reward_score": trajectory.reward - penalty if number == last else None,
             "num_turns": 1 + trajectory.turns + len(trajectory.tool_calls),
             "metrics": {"generate_sequences": trajectory.seconds, "tool_calls": tool_seconds},
             "extra_fields": {
@@ -39,6 +44,8 @@ def verl_rows(trajectory: Trajectory, weights: int) -> list[dict[str, Any]]:
                 "reward_extra_info": {},
                 "turn_scores": [],
                 "tool_rewards": [],
+                "outcome": trajectory.reward,
+                "steps": [(step.start, step.end, step.anchor, step.step_reward) for step in row.steps],
             },
         }
         for number, row in enumerate(trajectory.rows)

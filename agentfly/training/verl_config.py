@@ -6,13 +6,28 @@ Guarantees:
 3. The rows of one rank are a multiple of the micro batch: verl asserts that only when the first step
    computes.
 4. On a CPU no setting of a GPU is left, on GPUs none of a CPU.
+5. The policy is served by agentfly's own backend, or by verl's vLLM on the trainer's GPUs: then with weights
+   from the trainer alone, memory that is given back while it trains, and the log-probabilities of what was
+   drawn.
+6. A Ray that somebody else started is taken as it is, and every process that verl starts on any of its nodes
+   has the variables of the trainer.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentfly.roles.trainer import ENV_CONFIG, TrainerConfig
+from agentfly.broker.access import TOKEN_FILE
+from agentfly.roles.trainer import (
+    ENV_BROKER,
+    ENV_CONFIG,
+    ENV_INFERENCE_URLS,
+    ENV_JOB,
+    ENV_RUN_DIR,
+    ColocatedServers,
+    TrainerConfig,
+)
+from agentfly.training.algorithm_config import FULL_PRECISION, algorithm_settings
 
 LOOP_NAME = "agentfly"
 
@@ -21,9 +36,13 @@ _OBJECT_STORE_BYTES = 200_000_000
 _RAY_DIR = "/dev/shm/agentfly-ray"  # private to the guard and gone with it; a short path for Ray's sockets
 
 
-def overrides(config: TrainerConfig) -> list[str]:
-    """The command line for ``verl.trainer.main_ppo``."""
-    values = _data(config) | _actor(config) | _rollout(config) | _trainer(config) | _ray(config)
+def overrides(config: TrainerConfig, shared: Mapping[str, str]) -> list[str]:
+    """The command line for ``verl.trainer.main_ppo``; ``shared`` is what `shared_variables` gave."""
+    micro = micro_batch(config.tasks_per_step * config.group_size // config.ranks, config.micro_batch_size)
+    values = (
+        _data(config) | _actor(config, micro) | _rollout(config) | _trainer(config) | _ray(config, shared)
+    )
+    values |= algorithm_settings(config, micro)
     return [f"{key}={_hydra(value)}" for key, value in values.items()] + list(config.overrides)
 
 
@@ -52,6 +71,14 @@ def environment(config: TrainerConfig, config_path: Path, base: Mapping[str, str
     return added
 
 
+def shared_variables(config: TrainerConfig, config_path: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """What the processes of verl need of the environment ``base`` of the trainer, on whichever node."""
+    names = (ENV_BROKER, ENV_INFERENCE_URLS, ENV_JOB, ENV_RUN_DIR, TOKEN_FILE, "PYTHONPATH")
+    found = {name: base[name] for name in names if name in base}
+    ours = environment(config, config_path, base)
+    return found | {name: value for name, value in ours.items() if not name.startswith("RAY_")}
+
+
 def agent_loop_yaml() -> str:
     """The file that tells verl's agent loop workers about ours."""
     return json.dumps([{"name": LOOP_NAME, "_target_": "agentfly.training.agent_loop.AgentflyLoop"}])
@@ -77,12 +104,8 @@ def _data(config: TrainerConfig) -> dict[str, object]:
     }
 
 
-def _actor(config: TrainerConfig) -> dict[str, object]:
-    micro = micro_batch(
-        config.tasks_per_step * config.group_size // max(config.gpus, 1), config.micro_batch_size
-    )
+def _actor(config: TrainerConfig, micro: int) -> dict[str, object]:
     values: dict[str, object] = {
-        "algorithm.adv_estimator": config.algorithm,
         "actor_rollout_ref.model.path": str(config.model_path),
         "actor_rollout_ref.model.use_remove_padding": False,
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -91,36 +114,24 @@ def _actor(config: TrainerConfig) -> dict[str, object]:
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.tasks_per_step,  # one update a step: on policy
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": micro,
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": micro,
-        "actor_rollout_ref.actor.optim.lr": config.learning_rate,
-        "actor_rollout_ref.actor.clip_ratio_low": config.clip_low,
-        "actor_rollout_ref.actor.clip_ratio_high": config.clip_high,
-        "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
-        "actor_rollout_ref.actor.use_kl_loss": False,
         "actor_rollout_ref.actor.data_loader_seed": config.seed,
     }
     if not config.gpus:
         values |= {
             "actor_rollout_ref.model.enable_gradient_checkpointing": False,
             "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
-            "+actor_rollout_ref.actor.fsdp_config.mixed_precision": {
-                "param_dtype": "fp32",
-                "reduce_dtype": "fp32",
-                "buffer_dtype": "fp32",
-            },
+            "+actor_rollout_ref.actor.fsdp_config.mixed_precision": FULL_PRECISION,
         }
     return values
 
 
 def _rollout(config: TrainerConfig) -> dict[str, object]:
     return {
-        "actor_rollout_ref.rollout.name": "agentfly_vllm",
+        **(_separate() if config.servers is None else _colocated(config.servers)),
         "actor_rollout_ref.rollout.mode": "async",
         "actor_rollout_ref.rollout.n": config.group_size,
         "actor_rollout_ref.rollout.temperature": config.temperature,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-        "actor_rollout_ref.rollout.free_cache_engine": False,
         "actor_rollout_ref.rollout.max_model_len": config.max_context_tokens,
-        "actor_rollout_ref.rollout.load_format": "auto",
         "actor_rollout_ref.rollout.agent.num_workers": 1,
         "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(config.agent_loop_file),
         "actor_rollout_ref.rollout.agent.default_agent_loop": LOOP_NAME,
@@ -128,10 +139,34 @@ def _rollout(config: TrainerConfig) -> dict[str, object]:
     }
 
 
+def _separate() -> dict[str, object]:
+    return {
+        "actor_rollout_ref.rollout.name": "agentfly_vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.free_cache_engine": False,
+        "actor_rollout_ref.rollout.load_format": "auto",
+    }
+
+
+def _colocated(servers: ColocatedServers) -> dict[str, object]:
+    return {
+        "actor_rollout_ref.hybrid_engine": True,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": servers.gpus,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": servers.memory_utilization,
+        "actor_rollout_ref.rollout.max_num_seqs": servers.max_num_seqs,
+        "actor_rollout_ref.rollout.dtype": servers.dtype,
+        "actor_rollout_ref.rollout.free_cache_engine": True,
+        "actor_rollout_ref.rollout.load_format": "dummy",  # the first ones come from the trainer, as all do
+        "actor_rollout_ref.rollout.logprobs_mode": "processed_logprobs",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend": "naive",
+    }
+
+
 def _trainer(config: TrainerConfig) -> dict[str, object]:
     return {
         "trainer.device": "cuda" if config.gpus else "cpu",
-        "trainer.nnodes": 1,
+        "trainer.nnodes": config.nodes,
         "trainer.n_gpus_per_node": max(config.gpus, 1),
         "trainer.logger": ["console", "file"],
         "trainer.val_before_train": False,
@@ -142,14 +177,18 @@ def _trainer(config: TrainerConfig) -> dict[str, object]:
         "trainer.default_local_dir": str(config.checkpoint_dir),
         "trainer.resume_mode": "auto",
         "trainer.checkpoint_callback_class": "agentfly.training.control.Control",
-        "trainer.v1.trainer_mode": "sync",
         "trainer.v1.sampler.custom_sampler.path": "pkg://agentfly.training.sampler",
         "trainer.v1.sampler.custom_sampler.name": "GroupSampler",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
 
 
-def _ray(config: TrainerConfig) -> dict[str, object]:
+def _ray(config: TrainerConfig, shared: Mapping[str, str]) -> dict[str, object]:
+    if config.ray_address:
+        return {
+            "+ray_kwargs.ray_init.address": config.ray_address,
+            "+ray_kwargs.ray_init.runtime_env.env_vars": dict(shared),
+        }
     values: dict[str, object] = {
         "ray_kwargs.ray_init.num_cpus": _LOGICAL_CPUS,
         "+ray_kwargs.ray_init.include_dashboard": False,

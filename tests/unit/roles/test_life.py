@@ -4,7 +4,20 @@ import pytest
 
 from agentfly.api.reasons import Reason
 from agentfly.api.trainingrun import TrainingRunPolicy
-from agentfly.roles.life import Clock, Ended, Verdict, after_attempt, overdue, read_failure, write_failure
+from agentfly.roles.life import (
+    Clock,
+    Ended,
+    Verdict,
+    after_attempt,
+    begin_attempt,
+    close_attempt,
+    is_closed,
+    newer_attempt,
+    overdue,
+    read_failure,
+    take_head,
+    write_failure,
+)
 
 CASES = {
     "success ends the run": (Ended(0, False, True), 2, 3, Verdict("Succeeded", 2)),
@@ -48,13 +61,47 @@ def test_why_an_attempt_was_invalid_is_read_as_written_and_of_no_other_attempt(t
     assert read_failure(tmp_path, 1) is None
 
 
+# 5. an earlier attempt can learn that it is over
+
+
+def test_the_newest_attempt_stays_the_newest(tmp_path: Path) -> None:
+    assert newer_attempt(tmp_path, 1) is None
+    assert begin_attempt(tmp_path, 2) is None
+    assert begin_attempt(tmp_path, 1) == 2
+    assert (newer_attempt(tmp_path, 1), newer_attempt(tmp_path, 2)) == (2, None)
+    assert begin_attempt(tmp_path, 10) is None
+    assert (newer_attempt(tmp_path, 2), newer_attempt(tmp_path, 10)) == (10, None)
+    assert [path.name for path in (tmp_path / "control").iterdir()] == ["attempt"]
+
+
 def test_half_a_file_says_nothing(tmp_path: Path) -> None:
     write_failure(tmp_path, 1, Reason.InvalidSpec, "x")
     (tmp_path / "control" / "failure-1.json").write_text('{"reason": "Inv')
     assert read_failure(tmp_path, 1) is None
 
 
-# 5. a hang is found by the lack of progress
+# 6. one head, and the pods with which it began
+
+
+def test_an_attempt_has_the_head_that_came_first(tmp_path: Path) -> None:
+    begin_attempt(tmp_path, 1)
+    assert take_head(tmp_path, 1, "head-a", "uid-a") is None
+    assert take_head(tmp_path, 1, "head-a", "uid-a") is None
+    assert take_head(tmp_path, 1, "head-b", "uid-b") == "head-a"
+    assert take_head(tmp_path, 1, "head-a", "uid-b") == "head-a"  # of the same name, and another pod
+    assert take_head(tmp_path, 2, "head-b", "uid-b") is None
+    (tmp_path / "control" / "head-3").touch()  # its writer was killed
+    assert take_head(tmp_path, 3, "head-c", "uid-c") == "of another name"
+
+
+def test_an_attempt_is_closed_by_itself_alone(tmp_path: Path) -> None:
+    begin_attempt(tmp_path, 2)
+    assert not is_closed(tmp_path, 2)
+    close_attempt(tmp_path, 2)
+    assert (is_closed(tmp_path, 2), is_closed(tmp_path, 3)) == (True, False)
+
+
+# 7. a hang is found by the lack of progress
 
 POLICY = TrainingRunPolicy(
     startup_deadline_seconds=100, stall_timeout_seconds=50, active_deadline_seconds=1000

@@ -24,7 +24,7 @@ def make_config(tmp_path: Path) -> MakeConfig:
             "steps": 3,
             "tasks_per_step": 4,
             "group_size": 8,
-            "learning_rate": 3e-4,
+            "algorithm": {"learning_rate": 3e-4},
             "max_turns": 3,
             "max_tokens_per_turn": 48,
             "max_prompt_tokens": 64,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentfly.api.algorithm import Algorithm
 from agentfly.models import Sampled, Sampling
 from agentfly.training.pinned import StaleWeights
 
@@ -44,22 +45,22 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             await model.generate([1], SAMPLING, request_id=request, deadline=1.0)
 
     monkeypatch.setattr(module, "rollout_one", rollout_one)
-    monkeypatch.setattr(module, "verl_rows", lambda trajectory, version: [])
+    monkeypatch.setattr(module, "verl_rows", lambda trajectory, version, overlong: [])
     return module
 
 
-async def play(loop: ModuleType, servers: list[Server], session: int) -> None:
+async def play(loop: ModuleType, servers: list[Server], session: int, own: Any = None) -> None:
     nothing: Any = None
     worker = SimpleNamespace(
-        config=SimpleNamespace(max_infra_retries=1),
+        config=SimpleNamespace(max_infra_retries=1, algorithm=Algorithm(), servers=own),
         models=tuple(servers),
         slots=asyncio.Semaphore(1),
         write=lambda step, trajectory: None,
         **dict.fromkeys(("agent", "strategy", "deadlines", "resources"), nothing),
     )
-    loop._worker = lambda: worker
+    loop._worker = lambda: worker  # type: ignore[attr-defined]
     one = loop.AgentflyLoop()
-    one.tokenizer = None
+    one.tokenizer, one.server_manager = None, own
     fields = {"global_steps": 7, "index": 3, "session_id": session, "task": "{}"}
     await one.run({"temperature": 1.0, "top_p": 1.0}, **fields)
 
@@ -81,6 +82,30 @@ async def test_weights_of_another_step_end_the_attempt_and_name_the_server(loop:
         with pytest.raises(StaleWeights):
             await model.generate([1], SAMPLING, request_id=f"{rollout_id}.0.n.0.0", deadline=1.0)
 
-    loop.rollout_one = swallow
+    loop.rollout_one = swallow  # type: ignore[attr-defined]
     with pytest.raises(StaleWeights, match=r"model http://m:[01]: answered with weights '2', not 6 or 7"):
         await play(loop, [Server(0, "2"), Server(1, "2")], 0)
+
+
+class Client:
+    """verl's client of its own servers."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.asked: list[str] = []
+
+    async def generate(self, request_id: str, **_: object) -> SimpleNamespace:
+        self.asked.append(request_id)
+        fields = {"stop_reason": "completed", "extra_fields": {"global_steps": self.step}}
+        return SimpleNamespace(token_ids=[1], log_probs=[0.0], **fields)
+
+
+async def test_where_the_trainer_serves_the_policy_verls_client_is_asked(loop: ModuleType) -> None:
+    client = Client(6)
+    await play(loop, [], 0, client)
+    assert client.asked == ["s7-t3-r0.0", "s7-t3-r0.0", "s7-t3-r0.1"]
+
+
+async def test_weights_of_another_step_end_the_attempt_there_too(loop: ModuleType) -> None:
+    with pytest.raises(StaleWeights, match="model verl's servers: answered with weights '5', not 6 or 7"):
+        await play(loop, [], 0, Client(5))

@@ -84,3 +84,78 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert checkpoints.steps(tmp_path) == [6, 10]
     checkpoints.remove_old(tmp_path, 5)
     assert checkpoints.steps(tmp_path) == [6, 10]
+
+
+def test_the_newest_checkpoint_is_the_one_that_the_trainer_would_go_on_from(tmp_path: Path) -> None:
+    assert checkpoints.newest(tmp_path) is None
+    for step in (2, 4):
+        (tmp_path / f"global_step_{step}").mkdir()
+        (tmp_path / f"global_step_{step}" / "data.pt").write_text("position")
+    assert checkpoints.newest(tmp_path) is None
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    newest = checkpoints.newest(tmp_path)
+    assert newest is not None
+    assert (newest.latest_step, newest.path) == (2, str(tmp_path / "global_step_2"))
+    written = (tmp_path / "global_step_2" / "data.pt").stat().st_mtime
+    assert abs(newest.time.timestamp() - written) < 1.0
+    assert checkpoints.repair(tmp_path) == newest.latest_step
+
+
+def test_a_named_checkpoint_without_its_last_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / "global_step_2").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    assert checkpoints.newest(tmp_path) is None
+
+
+# 3. for how many ranks
+
+
+def ranks_of(folder: Path, step: int, size: int, missing: str = "", part: str = "actor") -> None:
+    actor = checkpoints.path_of(folder, step) / part
+    actor.mkdir(parents=True, exist_ok=True)
+    for kind in ("model", "optim", "extra_state"):
+        for rank in range(size):
+            path = actor / f"{kind}_world_size_{size}_rank_{rank}.pt"
+            if path.name != missing:
+                path.write_text("tensors")
+
+
+@pytest.mark.parametrize("size", [1, 2, 12])
+def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(tmp_path: Path, size: int) -> None:
+    ranks_of(tmp_path, 3, size)
+    assert checkpoints.ranks(tmp_path, 3) == size
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "model_world_size_2_rank_0.pt",
+        "model_world_size_2_rank_1.pt",
+        "optim_world_size_2_rank_1.pt",
+        "extra_state_world_size_2_rank_0.pt",
+    ],
+)
+def test_files_of_a_half_written_size_count_for_nothing(tmp_path: Path, missing: str) -> None:
+    ranks_of(tmp_path, 3, 2, missing)
+    assert checkpoints.ranks(tmp_path, 3) is None
+    ranks_of(tmp_path, 3, 1)
+    assert checkpoints.ranks(tmp_path, 3) == 1
+
+
+def test_actor_and_critic_must_both_be_whole(tmp_path: Path) -> None:
+    ranks_of(tmp_path, 3, 1)
+    ranks_of(tmp_path, 3, 2)
+    ranks_of(tmp_path, 3, 1, part="critic")
+    assert checkpoints.ranks(tmp_path, 3) == 1
+    ranks_of(tmp_path, 3, 2, "optim_world_size_2_rank_1.pt", part="critic")
+    assert checkpoints.ranks(tmp_path, 3) == 1
+    ranks_of(tmp_path, 3, 2, part="critic")
+    assert checkpoints.ranks(tmp_path, 3) == 2
+
+
+def test_the_newest_checkpoint_tells_its_ranks(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    ranks_of(tmp_path, 4, 2)
+    newest = checkpoints.newest(tmp_path)
+    assert newest is not None
+    assert newest.ranks == 2

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentfly.api import Strategy
 from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
-from agentfly.roles.life import read_failure
+from agentfly.roles.life import begin_attempt, read_failure
 from agentfly.roles.trainer import ENV_CONFIG, TrainerConfig
 from agentfly.training import main as trainer
 from tests.unit.training.conftest import MakeConfig
@@ -22,9 +23,24 @@ from tests.unit.training.conftest import MakeConfig
 Verl = Callable[[TrainerConfig], None]
 
 
+AGENT = """
+from agentfly.agent import Agent, reward
+from agentfly.context import Context
+
+@reward
+async def right(n: int, ctx: Context) -> float:
+    return 1.0
+
+agent = Agent(prompt="{n}", reward=right)
+needy = Agent(prompt="{n}", reward=right, parser="vllm:hermes")
+nothing = 3
+"""
+
+
 @pytest.fixture
 def run(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n')
+    (tmp_path / "agent.py").write_text(AGENT)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(trainer, "_watch", lambda config, follower: None)
 
@@ -32,7 +48,7 @@ def run(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         config = make_config(**changes)
         path = tmp_path / "run.json"
         path.write_text(config.model_dump_json())
-        monkeypatch.setattr(trainer, "run_verl", lambda arguments: verl(config))
+        monkeypatch.setattr(trainer, "run_verl", lambda config, arguments: verl(config))
         return trainer.main(["--config", str(path)])
 
     return start
@@ -55,6 +71,23 @@ def test_a_run_that_ends_exits_with_0_and_has_all_its_lines(
 
     assert run(verl) == 0
     assert len(make_config().metrics_file.read_text().splitlines()) == 2
+
+
+def test_a_step_that_a_killed_attempt_saved_and_did_not_write_is_written(
+    run: Callable[..., int], make_config: MakeConfig
+) -> None:
+    config = make_config(attempt=2)
+    saved = config.checkpoint_dir / "global_step_1"
+    saved.mkdir(parents=True)
+    (saved / "data.pt").touch()
+    (config.checkpoint_dir / "latest_checkpointed_iteration.txt").write_text("1")
+    config.outcomes_dir.mkdir(parents=True)
+    left = ("turns", "tool_calls", "sampled_tokens", "tokens", "forks", "drifted_tokens")
+    outcome = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, **dict.fromkeys(left, 1)}
+    (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(outcome) + "\n")
+    assert run(lambda config: step(config, 2), attempt=2) == 0
+    lines = [json.loads(line) for line in config.metrics_file.read_text().splitlines()]
+    assert [(line["step"], line["attempt"]) for line in lines] == [(1, 1), (2, 2)]
 
 
 def test_a_suspended_run_exits_with_85_and_the_next_attempt_does_not(run: Callable[..., int]) -> None:
@@ -92,6 +125,10 @@ def test_tasks_that_cannot_be_trained_on_are_for_good(run: Callable[..., int], t
     assert run(void) == 87
 
 
+def test_agent_that_cannot_be_played_in_this_environment_is_for_good(run: Callable[..., int]) -> None:
+    assert run(lambda config: pytest.fail("verl was started"), agent_entrypoint="agent.py:needy") == 87
+
+
 def test_drift_that_is_seen_only_at_the_end_is_for_good(
     run: Callable[..., int], make_config: MakeConfig
 ) -> None:
@@ -103,6 +140,19 @@ def test_drift_that_is_seen_only_at_the_end_is_for_good(
     failure = read_failure(make_config().run_dir, 1)
     assert failure is not None
     assert (failure[0], failure[1].split(":")[0]) == (Reason.DriftExceeded, "maxDriftFraction")
+
+
+def test_too_many_failed_rollouts_end_the_attempt_and_not_the_run(
+    run: Callable[..., int], make_config: MakeConfig
+) -> None:
+    def verl(config: TrainerConfig) -> None:
+        failed(config)
+        step(config, 1)
+
+    assert run(verl, failure_budget=0.1) == 1
+    failure = read_failure(make_config().run_dir, 1)
+    assert failure is not None
+    assert (failure[0], failure[1].split(":")[0]) == (Reason.FailureBudgetExceeded, "failureBudget")
 
 
 def test_a_failure_of_the_last_look_at_the_metrics_is_logged(
@@ -124,7 +174,7 @@ def verl_modules(monkeypatch: pytest.MonkeyPatch, **replaced: object) -> None:
         "verl.utils.device": {"auto_set_device": lambda config: None},
     }
     for name, content in names.items():
-        found = {key: replaced.get(key, value) for key, value in content.items()}
+        found = {key: replaced.get(key, value) for key, value in content.items()}  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**found))
 
 
@@ -149,11 +199,74 @@ def test_overrides_that_verl_refuses_are_named(part: str, monkeypatch: pytest.Mo
     )
 
 
+def check(make_config: MakeConfig, tmp_path: Path, **changes: object) -> tuple[int, str]:
+    """The exit code of a check, and the failure that it keeps."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    config = make_config(base_dir=tmp_path, tasks_path=tmp_path / "tasks.jsonl", **changes)
+    path = tmp_path / "run.json"
+    path.write_text(config.model_dump_json())
+    code = trainer.main(["--config", str(path), "--check"])
+    kept = read_failure(config.run_dir, config.attempt)
+    return code, kept[1] if kept is not None else ""
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    verl_modules(monkeypatch)
+    (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n')
+
+
+@pytest.mark.usefixtures("checked")
+def test_a_run_that_can_be_made_passes_its_check(make_config: MakeConfig, tmp_path: Path) -> None:
+    assert check(make_config, tmp_path) == (0, "")
+    assert make_config().tasks_file.read_text() == '{"n": 1}\n'
+
+
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"agent_entrypoint": "agent.py:nothing"}, "spec.agent: agent.py:nothing is no agentfly.Agent"),
+        ({"agent_entrypoint": "other.py:agent"}, "other.py"),
+        ({"agent_entrypoint": "agent.py:needy"}, "parser: vllm:hermes needs vLLM, which is not in this env"),
+        (
+            {"strategy": Strategy(type="Step", prompt_builder="agent.py:nothing")},
+            "spec.rollout.strategy.promptBuilder: agent.py:nothing is of type",
+        ),
+    ],
+)
+def test_a_check_says_what_is_wrong(
+    make_config: MakeConfig, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    code, why = check(make_config, tmp_path, **changes)
+    assert code == 87
+    assert said in why
+
+
+@pytest.mark.usefixtures("checked")
+def test_a_check_reads_tasks_and_overrides(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text("")
+    assert check(make_config, tmp_path)[1].startswith("tasks: ")
+    verl_modules(monkeypatch, compose=refuse)
+    assert check(make_config, tmp_path)[1].startswith("spec.overrides: ")
+
+
 def drifted(config: TrainerConfig) -> None:
     """One rollout of step 1, most of it drifted."""
     config.outcomes_dir.mkdir(parents=True)
     record = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, "turns": 1, "tool_calls": 0}
-    record |= {"sampled_tokens": 5, "tokens": 10, "drifted_tokens": 9}
+    record |= {"sampled_tokens": 5, "tokens": 10, "drifted_tokens": 9, "forks": 0}
+    (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
+
+
+def failed(config: TrainerConfig) -> None:
+    """One rollout of step 1, which failed."""
+    config.outcomes_dir.mkdir(parents=True)
+    record = {"step": 1, "outcome": "failed", "reason": "Infra", "reward": None, "turns": 0, "tool_calls": 0}
+    record |= {"sampled_tokens": 0, "tokens": 0, "drifted_tokens": 0, "forks": 0}
     (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
 
 
@@ -212,6 +325,27 @@ def test_too_much_drift_ends_the_process(make_config: MakeConfig, exits: list[in
     failure = read_failure(config.run_dir, 1)
     assert failure is not None
     assert failure[0] == Reason.DriftExceeded
+
+
+def test_too_many_failed_rollouts_end_the_process(make_config: MakeConfig, exits: list[int]) -> None:
+    config = make_config(failure_budget=0.1)
+    config.verl_metrics_file.parent.mkdir(parents=True)
+    failed(config)
+    step(config, 1)
+    watch(config).join(5)
+    assert exits == [1]
+
+
+def test_an_attempt_ends_when_a_later_one_has_begun(make_config: MakeConfig, exits: list[int]) -> None:
+    config = make_config()
+    config.verl_metrics_file.parent.mkdir(parents=True)
+    begin_attempt(config.run_dir, 1)
+    thread = watch(config)
+    thread.join(0.2)
+    assert exits == []
+    begin_attempt(config.run_dir, 2)
+    thread.join(5)
+    assert exits == [1]
 
 
 def test_a_watchdog_that_breaks_ends_the_process_with_a_trace(

@@ -11,14 +11,22 @@ import pytest
 from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
 from agentfly.roles.trainer import TrainerConfig
-from agentfly.training.metrics import LimitExceeded, MetricsFollower, step_line
+from agentfly.training.metrics import LimitExceeded, MetricsFollower, step_line, write_owed
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 from tests.unit.training.conftest import MakeConfig
 
 
 def entry(step: int, outcome: str = "scored", reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
     fields = {"step": step, "outcome": outcome, "reason": "", "reward": reward, "turns": 2, "tool_calls": 1}
-    return {**fields, "sampled_tokens": 10, "tokens": 20, "drifted_tokens": 0, "seconds": 1.0, **changes}
+    return {
+        **fields,
+        "sampled_tokens": 10,
+        "tokens": 20,
+        "drifted_tokens": 0,
+        "forks": 0,
+        "seconds": 1.0,
+        **changes,
+    }
 
 
 def append(path: Path, *entries: dict[str, Any]) -> None:
@@ -43,12 +51,13 @@ def test_a_rollout_without_a_reward_is_counted_and_not_in_the_mean() -> None:
         entry(1, reward=1.0),
         entry(1, reward=0.0),
         entry(1, "failed", None, reason="SandboxLost"),
-        entry(1, "masked", None, reason="deadline", drifted_tokens=4),
+        entry(1, "masked", None, reason="deadline", drifted_tokens=4, forks=3),
     ).metrics()
     assert got == {
         "tokens": 40,
         "rollouts": {"scored": 2, "masked": 1, "failed": 1},
         "drift_fraction": 4 / 80,
+        "forks": 3,
         "turns": 2.0,
         "tool_calls": 1.0,
         "reasons": {"SandboxLost": 1, "deadline": 1},
@@ -182,3 +191,31 @@ def test_too_many_failed_rollouts_of_a_step_end_the_run_with_both_numbers(make_c
 
 def test_as_many_failed_rollouts_as_the_budget_allows_go_on(make_config: MakeConfig) -> None:
     assert failing(make_config(failure_budget=0.5), failed=2, scored=2).poll() == 1
+
+
+def test_a_step_that_was_saved_and_not_written_gets_its_line_by_the_next_attempt(
+    make_config: MakeConfig,
+) -> None:
+    config = make_config(attempt=3)
+    first, second = (config.model_copy(update={"attempt": number}) for number in (1, 2))
+    append(config.outcomes_dir / "attempt-1-worker-9.jsonl", entry(1), entry(2, reward=0.0), entry(3))
+    append(first.verl_metrics_file, {"step": 1, "data": {}})
+    append(config.metrics_file, {"step": 1, "attempt": 1, "time": 1.0})
+    # The second attempt made step 2 again and then step 3: verl had logged one of them, nobody had read it.
+    append(config.outcomes_dir / "attempt-2-worker-9.jsonl", entry(2), entry(2), entry(3, reward=0.5))
+    append(second.verl_metrics_file, {"step": 2, "data": {"actor/grad_norm": 2.5}})
+    assert write_owed(config, 3) == [2, 3]
+    written = lines(config)
+    assert [(line["step"], line["attempt"]) for line in written] == [(1, 1), (2, 2), (3, 2)]
+    assert (written[1]["grad_norm"], written[1]["rollouts"]["scored"]) == (2.5, 2)
+    assert "grad_norm" not in written[2]
+    assert written[2]["reward"] == 0.5
+    assert write_owed(config, 3) == []
+
+
+def test_what_is_made_again_and_what_left_nothing_gets_no_line(make_config: MakeConfig) -> None:
+    config = make_config(attempt=2)
+    append(config.outcomes_dir / "attempt-1-worker-9.jsonl", entry(2), entry(3))
+    assert write_owed(config, None) == []
+    assert write_owed(config, 2) == [2]
+    assert [line["step"] for line in lines(config)] == [2]

@@ -2,12 +2,19 @@
 
 import pytest
 
+from agentfly.api.algorithm import Overlong
 from agentfly.rollout.outcomes import Failed, Masked, Outcome, Scored
-from agentfly.rollout.trajectory import Drift, Row, ToolCallRecord, Trajectory
+from agentfly.rollout.trajectory import Drift, Row, RowStep, ToolCallRecord, Trajectory
 from agentfly.training.outcomes import record
 from agentfly.training.rows import verl_rows
 
-ROW = Row(prompt_ids=[1, 2], response_ids=[3, 4, 5], response_mask=[1, 0, 1], logprobs=[-0.5, 0.0, -1.5])
+ROW = Row(
+    prompt_ids=[1, 2],
+    response_ids=[3, 4, 5],
+    response_mask=[1, 0, 1],
+    logprobs=[-0.5, 0.0, -1.5],
+    steps=[RowStep(turn=1, start=0, end=1, anchor="s", step_reward=0.25), RowStep(turn=2, start=2, end=3)],
+)
 
 
 def trajectory(outcome: Outcome, rows: int = 1) -> Trajectory:
@@ -20,7 +27,7 @@ def trajectory(outcome: Outcome, rows: int = 1) -> Trajectory:
         turns=2,
         tool_calls=[call],
         outcome=outcome,
-        drift=Drift(tokens=10, drifted=1),
+        drift=Drift(tokens=10, drifted=1, forks=2),
         started_at=0.0,
         seconds=2.0,
     )
@@ -35,6 +42,7 @@ def test_a_row_is_passed_on_as_it_was_sampled() -> None:
     assert row["reward_score"] == 0.75
     assert row["num_turns"] == 4
     assert row["metrics"] == {"generate_sequences": 2.0, "tool_calls": 0.25}
+    assert row["extra_fields"]["steps"] == [(0, 1, "s", 0.25), (2, 3, None, 0.0)]
     assert row["extra_fields"]["min_global_steps"] == row["extra_fields"]["max_global_steps"] == 6
 
 
@@ -54,6 +62,17 @@ def test_all_rows_have_the_same_fields_and_the_last_has_the_reward() -> None:
     assert len({tuple(row["extra_fields"]) for row in rows}) == 1
 
 
+@pytest.mark.parametrize(
+    ("limit", "buffer", "left"),
+    [(4, 1, 0.0), (4, 2, 0.0), (6, 4, 0.5), (6, 2, 1.0), (5, 2, 0.5), (3, 1, 0.0), (100, 10, 1.0)],
+)
+def test_a_long_rollout_loses_reward_and_its_outcome_stays(limit: int, buffer: int, left: float) -> None:
+    overlong = Overlong(max_tokens=limit, buffer_tokens=buffer)
+    first, last = verl_rows(trajectory(Scored(1.0), rows=2), 1, overlong)  # four sampled tokens
+    assert (first["reward_score"], last["reward_score"]) == (None, left)
+    assert [row["extra_fields"]["outcome"] for row in (first, last)] == [1.0, 1.0]
+
+
 def test_a_record_has_what_a_steps_metrics_need() -> None:
     assert record(3, trajectory(Scored(0.5), rows=2)) == {
         "step": 3,
@@ -65,6 +84,7 @@ def test_a_record_has_what_a_steps_metrics_need() -> None:
         "sampled_tokens": 4,
         "tokens": 10,
         "drifted_tokens": 1,
+        "forks": 2,
         "seconds": 2.0,
     }
     failed = record(3, trajectory(Failed("SandboxLost", "gone")))
