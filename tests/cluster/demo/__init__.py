@@ -1,0 +1,1 @@
+"""From nothing to `kubectl get rpool` on this machine: `python -m tests.cluster.demo`."""

@@ -1,0 +1,8 @@
+//go:build tools
+
+// Package tools names what is built from this module, so that go.mod and go.sum pin it.
+package tools
+
+import (
+	_ "go.etcd.io/etcd/server/v3"
+)

@@ -1,0 +1,3 @@
+module agentfly.dev/tests/cluster/pause
+
+go 1.24
