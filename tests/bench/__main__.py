@@ -1,6 +1,9 @@
 """Measures everything in one run, prints it, and writes docs/benchmarks.md.
 
-python -m tests.bench [--output FILE]
+python -m tests.bench [here|loops|cluster] [--output FILE]
+
+`here` needs no cluster, `cluster` is the chapter about one, `loops` the one about ways to play rollouts; what
+is not measured stays in the page as it was.
 """
 
 import argparse
@@ -23,10 +26,12 @@ from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.runners.container.cli import ContainerCLIRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox.binary import find_sandboxd
-from tests.bench import acquire, crowd, load, pools, reuse, rollouts, sandboxes
+from tests.bench import acquire, crowd, load, loops, pools, reuse, rollouts, sandboxes
+from tests.bench.cluster import chapter as cluster
 from tests.bench.machine import facts
-from tests.bench.report import Section, render
+from tests.bench.report import Section, chapter, joined, render
 from tests.bench.scripted import load as recording
+from tests.cluster.machine import Unavailable
 from tests.local.engine_fixture import SHELL, engine
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -127,17 +132,40 @@ _BEGAN = time.perf_counter()
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="tests.bench", description="what agentfly costs on this machine")
+    parser.add_argument(
+        "part", nargs="?", choices=("here", "loops", "cluster"), help="what to measure: all by default"
+    )
     parser.add_argument("--output", type=Path, default=PAGE, help="where the page goes")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logger.setLevel(logging.INFO)
     described = facts()
-    sections = asyncio.run(bench())
+    part = arguments.part
+    page = render(asyncio.run(bench()), described) if part in (None, "here") else None
+    played = _loops() if part in (None, "loops") else None
+    about_cluster = _cluster() if part in (None, "cluster") else None
     _say("done")
-    page = render(sections, described)
-    sys.stdout.write(page)
+    old = arguments.output.read_text() if arguments.output.exists() else ""
+    whole = joined(old, {loops.TITLE: played, cluster.TITLE: about_cluster}, page=page)
+    sys.stdout.write(whole if part != "loops" else played or "")
     arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text(page)
+    arguments.output.write_text(whole)
+
+
+def _loops() -> str:
+    """The chapter about ways to play rollouts."""
+    _say("loops")
+    described = facts("`make bench-rollout` (`python -m tests.bench loops`), which `make bench` runs too")
+    return chapter(loops.TITLE, [loops.measure()], described, loops.LIMITS)
+
+
+def _cluster() -> str | None:
+    """The chapter about a cluster; None, and a word about it, where this machine cannot run one."""
+    try:
+        return asyncio.run(cluster.measure())
+    except Unavailable as missing:
+        _say(f"without a cluster: {missing}")
+        return None
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ class Nothing:
         """Always well."""
         return Vitals(alive=True)
 
-    async def lease(self, member: Member, owner: str, attempt: int, token: str, ttl_s: float) -> None:
+    async def lease(
+        self, member: Member, owner: str, attempt: int, token: str, ttl_s: float, note: str = ""
+    ) -> None:
         """Nothing to do."""
 
     async def reset(self, member: Member) -> Member | None:

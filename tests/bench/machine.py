@@ -8,11 +8,11 @@ from pathlib import Path
 COMMAND = "`make bench` (`python -m tests.bench`)"
 
 
-def facts() -> list[tuple[str, str]]:
-    """What a reader needs to know about where the figures come from."""
+def facts(command: str = COMMAND) -> list[tuple[str, str]]:
+    """What a reader needs to know about where the figures come from; the load average is the last of it."""
     return [
         ("date", datetime.datetime.now(datetime.UTC).date().isoformat()),
-        ("command", COMMAND),
+        ("command", command),
         (
             "processor",
             f"{len(os.sched_getaffinity(0))} cores, {processor(Path('/proc/cpuinfo').read_text())}",

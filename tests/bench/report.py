@@ -3,9 +3,10 @@
 Guarantees:
 1. Every table says what was measured and what it is compared with.
 2. Nothing in the page names a machine, a user or a folder.
+3. A chapter stands for itself, with its own facts: the page before it and the chapter can be replaced alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.bench.stats import Series, Spread
@@ -26,6 +27,9 @@ RATIOS = (
     "What was measured over what it is compared with: of seconds, or of rollouts per second where it says "
     "throughput. The median over the repeats, and their range."
 )
+
+
+_RATIO = ("Measured", "Compared with", "Ratio", "Range", "Repeats")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,28 @@ class Section:
     tables: Sequence[Table]
 
 
+def chapter(title: str, sections: Sequence[Section], facts: Sequence[tuple[str, str]], limits: str) -> str:
+    """A part of the page that was measured by itself: everything below a heading of the second level."""
+    lines = [f"## {title}", "", *(f"- {name}: {value}" for name, value in facts)]
+    for section in sections:
+        rows = [_ratio_row(each) for each in section.ratios]
+        lines += ["", f"### {section.title}", "", section.text]
+        lines += ["", *_grid(_RATIO, rows)] if rows else []
+        for table in section.tables:
+            lines += ["", f"**{table.title}.** {table.text}", "", *_grid(table.columns, table.rows)]
+    return "\n".join([*lines, "", limits, ""])
+
+
+def joined(old: str, chapters: Mapping[str, str | None], *, page: str | None = None) -> str:
+    """A page and its last chapters, by title and in this order; of what is None, what ``old`` has."""
+    found: list[str] = []
+    for title, chapter in reversed(chapters.items()):
+        old, heading, after = old.partition(f"## {title}\n")
+        found.append(heading + after if chapter is None else chapter)
+    first = old if page is None else page
+    return "\n".join(part.rstrip("\n") + "\n" for part in [first, *reversed(found)] if part)
+
+
 def render(sections: Sequence[Section], facts: Sequence[tuple[str, str]]) -> str:
     """The whole page as Markdown; ``facts`` describe the machine and the run."""
     lines = ["# Benchmarks", "", "Written by `make bench`; every figure is measured, none is edited.", ""]
@@ -65,7 +91,7 @@ def render(sections: Sequence[Section], facts: Sequence[tuple[str, str]]) -> str
     for section in sections:
         rows = [_ratio_row(each) for each in section.ratios]
         lines += ["", f"### {section.title}", "", section.text, ""]
-        lines += _grid(["Measured", "Compared with", "Ratio", "Range", "Repeats"], rows)
+        lines += _grid(_RATIO, rows)
     lines += ["", "## Absolute figures"]
     for section in sections:
         for table in section.tables:

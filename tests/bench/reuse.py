@@ -20,7 +20,7 @@ WAIT_S = 300.0
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of sandbox, and how many rollouts each side plays in each repeat."""
+    """One kind of sandbox, and how many rollouts each side plays in each repeat, ``width`` at a time."""
 
     name: str
     runner: Runner
@@ -28,6 +28,7 @@ class Kind:
     reset: int
     fresh: int
     repeats: int
+    width: int = WIDTH
 
 
 @dataclass
@@ -50,8 +51,9 @@ async def measure(kinds: list[Kind]) -> Section:
 
 async def rate(kind: Kind, rollouts: int, max_reuses: int | None) -> float:
     """Rollouts per second, each of which runs one command that does nothing."""
+    width = kind.width
     pool = PoolSpec(
-        name="noop", resource=kind.spec, min=WIDTH, max=WIDTH, max_reuses=max_reuses, lease_ttl_s=120
+        name="noop", resource=kind.spec, min=width, max=width, max_reuses=max_reuses, lease_ttl_s=120
     )
     left = iter(range(rollouts))
 
@@ -61,11 +63,11 @@ async def rate(kind: Kind, rollouts: int, max_reuses: int | None) -> float:
                 await lease.sandbox.exec(["/bin/true"], timeout=60)
 
     async with ResourceEngine([kind.runner], [pool]) as engine:
-        while engine.pool_status()["noop"].ready < WIDTH:  # noqa: ASYNC110 -- of an engine that tells nobody
+        while engine.pool_status()["noop"].ready < width:  # noqa: ASYNC110 -- of an engine that tells nobody
             await asyncio.sleep(0.01)
         began = time.perf_counter()
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-            for _ in range(WIDTH):
+            for _ in range(width):
                 group.create_task(work(engine))
         return rollouts / (time.perf_counter() - began)
 

@@ -76,7 +76,7 @@ class Tenancy:
     def property(self, sequence: list[Any]) -> None:
         self.leave(sequence)
         if self.next():
-            found = differences(self.pristine, self.seen())
+            found = differences(self.pristine, self.seen())  # type: ignore[attr-defined]
             assert not found, "\n".join(found)
 
 
@@ -248,7 +248,7 @@ VISIBLE = {
 @pytest.mark.parametrize("part", VISIBLE)
 def test_account_shows_what_is_left(tenancy: OfBubblewrap, part: str) -> None:
     before = tenancy.pristine
-    for operation in VISIBLE[part]:
+    for operation in VISIBLE[part]:  # type: ignore[attr-defined]
         tenancy.leave([operation])
         after = tenancy.seen()
         assert before[part] != after[part], operation

@@ -182,7 +182,10 @@ async def test_read_only_root_with_a_volume_needs_no_privilege(fresh: Path, sand
     ("reset", "words"),
     [
         ({"method": "overlay"}, ["reset.method", "overlay", "use paths, git, command or recreate"]),
-        ({"method": "magic"}, ["reset.method", '"magic"', "auto, overlay, paths, git, command, recreate"]),
+        (
+            {"method": "magic"},
+            ["reset.method", '"magic"', "auto, overlay, paths, git, command, scratch, recreate"],
+        ),
         ({"method": "paths"}, ["reset.paths", "is empty", "declare the folders"]),
         ({"method": "paths", "paths": ["/none"]}, ["reset.paths", "/none", "declare an existing folder"]),
         (

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,10 +83,11 @@ async def test_reset_ends_and_forgets_long_commands(leased: Box) -> None:
 async def cutting(leased: Box, answers_lost: int) -> AsyncIterator[SandboxClient]:
     """A client whose way loses the first answers: the request arrives, and then the connection breaks."""
     way = leased.member.address.removeprefix("unix://")
-    lost = 0
+    lost, serving = 0, set[Any]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal lost
+        serving.add(asyncio.current_task())
         far_reader, far_writer = await asyncio.open_unix_connection(way)
         inward = asyncio.create_task(_copy(reader, far_writer))
         try:
@@ -94,11 +96,14 @@ async def cutting(leased: Box, answers_lost: int) -> AsyncIterator[SandboxClient
                 lost += 1
                 return
             writer.write(answer)
-            await _copy(far_reader, writer)
+            outward = asyncio.create_task(_copy(far_reader, writer))
+            await asyncio.wait({inward, outward}, return_when=asyncio.FIRST_COMPLETED)
+            outward.cancel()
         finally:
             inward.cancel()
-            far_writer.close()
-            writer.close()
+            for end in (far_writer, writer):
+                end.close()
+                await end.wait_closed()
 
     socket = f"{way}-cut"
     server = await asyncio.start_unix_server(serve, socket)
@@ -107,7 +112,9 @@ async def cutting(leased: Box, answers_lost: int) -> AsyncIterator[SandboxClient
             yield client
     finally:
         server.close()
+        _, stuck = await asyncio.wait(serving, timeout=5)
         os.unlink(socket)
+        assert not stuck
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

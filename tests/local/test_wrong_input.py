@@ -363,10 +363,13 @@ positional arguments:
   COMMAND
     run          train: run the TrainingRun of a manifest on this machine, or go on with it
     rollout      run the RolloutJob of a manifest on this machine
-    pools        how the pools of what runs here are doing
-    leases       who holds which member of what runs here, and for how long
-    env          build the environments of trainer and inference; prints their Python
+    pools        how the pools of what runs here, or in a namespace of a cluster, are doing
+    leases       who holds which member of what runs here, or in a namespace, and for how long
+    top          runs, jobs and pools of a namespace of a cluster, on one screen
+    broker       serve the pools of a namespace; the operator runs this in a pod of each
+    env          build environments of trainer and policy; prints their Python
     crds         write the CustomResourceDefinitions
+    chat         talk to an agent; an OpenAI-compatible API writes its turns
     doctor       what works on this machine, and why the rest does not
 
 options:

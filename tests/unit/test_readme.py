@@ -5,15 +5,22 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentfly import Agent
+from agentfly.api import RolloutJob, TrainingRun
 from agentfly.api.load import load_manifests
 from agentfly.api.problems import InvalidManifests
 from agentfly.cli import _parser
 from agentfly.refs import load
 
 REPOSITORY = Path(__file__).parents[2]
-TEXTS = {path: (REPOSITORY / path).read_text() for path in ("README.md", "examples/quickstart/README.md")}
+EXAMPLES = ("quickstart", "cluster", "agents")
+PATHS = ("README.md", *(f"examples/{name}/README.md" for name in EXAMPLES))
+TEXTS = {path: (REPOSITORY / path).read_text() for path in PATHS}
+
+
+OBJECTS = ("job/", "trun/", "rjob/")
 
 
 def blocks(language: str, path: str = "README.md") -> list[str]:
@@ -61,13 +68,17 @@ def commands(path: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", TEXTS)
 def test_every_command_is_one(path):
-    targets = re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.M)
+    targets = re.findall(r"^([a-z0-9-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
     tried = 0
     for words in commands(path):
         if words[0] == "make":
             assert words[1] in targets
         elif words[0] == "agentfly":
             _parser().parse_args(words[1:])
+        elif words[0] == "kubectl":
+            named = [word.removeprefix("--from-file=") for word in words if "/" in word]
+            for place in named:
+                assert place.startswith(OBJECTS) or (REPOSITORY / place).exists(), place
         else:
             assert words[0] == "apt-get"
         tried += 1
@@ -83,3 +94,20 @@ def test_every_link_leads_somewhere(path):
 @pytest.mark.parametrize("name", ["run.yaml", "rollout.yaml"])
 def test_the_quickstarts_manifests_are_right(name):
     load_manifests(REPOSITORY / "examples" / "quickstart" / name)
+
+
+def test_a_run_in_a_cluster_is_that_of_one_machine_with_places_and_pods():
+    examples = REPOSITORY / "examples"
+    here = load_manifests(examples / "quickstart" / "run.yaml").runs[0].spec
+    there = TrainingRun.model_validate(yaml.safe_load((examples / "cluster/training.yaml").read_text())).spec
+    of_cluster = {"source", "storage", "inference", "trainer"}
+    assert there.to_json() | {name: None for name in of_cluster} == here.to_json() | {
+        name: None for name in of_cluster
+    }
+    assert there.trainer.micro_batch_size == here.trainer.micro_batch_size
+    assert there.inference.dtype == here.inference.dtype
+
+
+def test_the_clusters_job_is_one():
+    text = (REPOSITORY / "examples/cluster/rolloutjob.yaml").read_text()
+    assert RolloutJob.model_validate(yaml.safe_load(text)).spec.workers.count == 3

@@ -8,9 +8,9 @@ TEXT = (TESTS.parent / "docs" / "security.md").read_text()
 
 
 def defined(file: str) -> set[str]:
-    """The tests in a file of this name."""
-    (path,) = TESTS.rglob(file)
-    return set(re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE))
+    """The tests in files of this name."""
+    text = "\n".join(path.read_text() for path in TESTS.rglob(file))
+    return set(re.findall(r"^(?:async )?def (test_\w+)\(", text, re.MULTILINE))
 
 
 def test_every_test_it_names_exists() -> None:
@@ -20,7 +20,9 @@ def test_every_test_it_names_exists() -> None:
 
 
 def test_every_test_of_an_attack_is_named() -> None:
-    for path in TESTS.glob("local/test_attacks*.py"):
+    paths = [*TESTS.glob("local/test_attacks*.py"), *TESTS.glob("e2e/test_attackers*.py")]
+    assert len(paths) >= 4
+    for path in paths:
         assert [name for name in sorted(defined(path.name)) if f"`{path.name}::{name}`" not in TEXT] == []
 
 

@@ -150,7 +150,7 @@ def test_drift_above_the_jobs_limit_ends_it_with_1(
 def test_source_without_an_end_needs_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "MAX_TASKS", 2)
     (tmp_path / "tasks.jsonl").write_text('{"good": 1}\n' * 3)
-    config = RolloutWorkerConfig(
+    config = RolloutWorkerConfig(  # type: ignore[call-arg]
         run_dir=tmp_path, model_path=tmp_path, agent_entrypoint="a:b", base_dir=tmp_path, rollout=SHAPE,
         tasks_path=tmp_path / "tasks.jsonl",
     )  # fmt: skip

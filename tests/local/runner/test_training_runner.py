@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -33,16 +33,17 @@ POLICY = {"startupDeadlineSeconds": 30, "stallTimeoutSeconds": 30, "backoffLimit
 
 @pytest.fixture
 def cache(monkeypatch) -> Iterator[Path]:
-    """A cache whose two environments are the scripted interpreter."""
+    """A cache whose environments are the scripted interpreter."""
     path = Path(tempfile.mkdtemp(prefix="af-"))  # short: it will hold sockets
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
     script = (Path(__file__).parent / "interpreter.py").read_text()
-    for name in ("trainer", "inference"):
-        python = path / "agentfly" / "env" / f"{name}-{environments.recipe(name).digest()}" / "bin" / "python"
+    for name, accelerator in (("trainer", "cpu"), ("inference", "cpu"), ("colocated", "cuda")):
+        recipe = environments.recipe(name, accelerator)
+        python = path / "agentfly" / "env" / f"{name}-{recipe.digest()}" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text(f"#!{sys.executable}\n{script}")
         python.chmod(0o755)
-        assert environments.find(name) == python
+        assert environments.find(name, accelerator=accelerator) == python
     yield path
     shutil.rmtree(path)
 
@@ -58,7 +59,9 @@ class World:
         (model / "config.json").write_text("{}")
         self.shown: list[str] = []
 
-    def runner(self, scenario: list[list[str]], **policy: int) -> TrainingRunner:
+    def runner(
+        self, scenario: list[list[str]], more: Mapping[str, object] = {}, **policy: int
+    ) -> TrainingRunner:
         (self.base / "scenario.json").write_text(json.dumps(scenario))
         run = TrainingRun.model_validate(
             {
@@ -71,6 +74,7 @@ class World:
                     "steps": 3,
                     "rollout": ROLLOUT,
                     "runPolicy": {**POLICY, **policy},
+                    **more,
                 },
             }
         )
@@ -107,6 +111,17 @@ async def test_a_run_succeeds_and_shows_each_phase_once(world):
     assert (status.roles, status.pools) == ({}, {})
     assert json.loads(world.folder.status.read_text())["phase"] == "Succeeded"
     assert world.folder.picture.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_trainer_that_serves_the_policy_has_vllm_beside_it_and_no_server_is_started(world):
+    colocated = {"trainer": {"gpusPerNode": 2}, "inference": {"mode": "Colocated", "gpus": 1}}
+    roles = set()
+    runner = world.runner([["step", "save", "step", "step", "save"]], colocated)
+    runner._show = lambda run: (world.show(run.status), roles.update(run.status.roles))
+    status = await runner.run()
+    assert (status.phase, roles) == ("Succeeded", {"trainer"})
+    config = json.loads((world.folder.root / "control" / "trainer-1.json").read_text())
+    assert config["servers"]["gpus"] == 1
 
 
 # 2. asked to stop
@@ -156,6 +171,8 @@ async def test_a_failed_attempt_is_tried_again_from_its_checkpoint(world):
     assert (failure.attempt, failure.exit_code, failure.reason) == (1, 9, "AttemptFailed")
     log = world.folder.logs / "trainer-1.log"
     assert failure.message == f"trainer: exit code 9: ValueError: as the scenario says; read {log}"
+    assert (status.failures, status.resumed_step, status.restart_time) == (0, 1, None)
+    assert status.attempt_time > failure.time
 
 
 async def test_failures_without_progress_end_the_run_with_the_cause(world):
@@ -165,6 +182,7 @@ async def test_failures_without_progress_end_the_run_with_the_cause(world):
     assert (stalled.status, stalled.reason) == ("True", "BackoffLimitExceeded")
     log = world.folder.logs / "trainer-1.log"
     assert stalled.message == f"trainer: exit code 5: ValueError: as the scenario says; read {log}"
+    assert (status.failures, status.resumed_step) == (1, 0)
 
 
 async def test_a_trainer_that_hangs_is_ended_by_its_lack_of_progress(world):

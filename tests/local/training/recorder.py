@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from typing import Any
 
 from verl.workers.utils import losses
@@ -22,4 +23,7 @@ def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) ->
     return _original(config, model_output, data, dp_group)
 
 
-losses.ppo_loss = ppo_loss
+# Also where it was imported by name before this module was.
+for _module in list(sys.modules.values()):
+    if getattr(_module, "__dict__", {}).get("ppo_loss") is _original:
+        _module.ppo_loss = ppo_loss  # type: ignore[attr-defined]

@@ -23,9 +23,10 @@ from agentfly.roles.trainer import EXIT_SUSPENDED, TrainerConfig
 from agentfly.training import checkpoints
 
 HERE = Path(__file__).parent
-JOB_S = 240
+JOB_S = 480
+TRAINER = ("-m", "agentfly.training.main")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Lab:
     run_dir: Path
     broker: str = ""
     modules: list[str] = field(default_factory=list)
+    program: tuple[str, ...] = TRAINER
 
     def config(self, attempt: int, steps: int, **changes: Any) -> TrainerConfig:
         fields: dict[str, Any] = {
@@ -50,7 +52,7 @@ class Lab:
             "steps": steps,
             "tasks_per_step": 4,
             "group_size": 4,
-            "learning_rate": 3e-3,
+            "algorithm": {"learning_rate": 3e-3},
             "temperature": 0.7,
             "max_turns": 1,
             "max_tokens_per_turn": 24,
@@ -66,6 +68,9 @@ class Lab:
     async def start(self, config: TrainerConfig) -> asyncio.subprocess.Process:
         path = self.run_dir / f"run-{config.attempt}.json"
         path.write_text(config.model_dump_json())
+        return await self.start_program(*self.program, "--config", str(path))
+
+    async def start_program(self, *arguments: str) -> asyncio.subprocess.Process:
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": os.environ["HOME"],
@@ -76,7 +81,7 @@ class Lab:
             "VERL_USE_EXTERNAL_MODULES": ",".join(self.modules),
             "RECORD_BATCHES": str(self.run_dir / "batches.jsonl"),
         }
-        command = guarded([str(self.python), "-m", "agentfly.training.main", "--config", str(path)])
+        command = guarded([str(self.python), *arguments])
         with self.log.open("ab") as output:
             return await asyncio.create_subprocess_exec(
                 *command,
@@ -192,6 +197,29 @@ async def test_a_suspended_run_goes_on_where_it_stopped(
     }
     next_task = stopped * 4
     assert groups == {f"s{stopped + 1 + n // 4}-t{next_task + n}" for n in range(8)}
+
+
+@pytest.mark.timeout(1800)
+async def test_ranks_on_two_nodes_train_together_and_one_goes_on_from_their_checkpoint(
+    lab: Lab, runner: BubblewrapRunner, run_dir: Path
+) -> None:
+    async with broker(runner, run_dir.parent / "broker"):
+        lab.broker = f"unix://{run_dir.parent}/broker"
+        lab.program = (str(HERE / "two_nodes.py"),)
+        both = lab.config(1, steps=2, nodes=2, ray_address="auto")
+        assert await lab.run(both) == 0, lab.tail()
+        assert checkpoints.ranks(both.checkpoint_dir, 2) == 2
+        newest = str(checkpoints.path_of(both.checkpoint_dir, 2))
+        cut = ("-m", "agentfly.training.reshard", "--checkpoint", newest, "--ranks", "1")
+        assert await lab.wait(await lab.start_program(*cut)) == 0, lab.tail()
+        assert checkpoints.ranks(both.checkpoint_dir, 2) == 1
+        lab.program = TRAINER
+        assert await lab.run(lab.config(2, steps=3)) == 0, lab.tail()
+    steps = lab.metrics()
+    assert [(step["attempt"], step["step"]) for step in steps] == [(1, 1), (1, 2), (2, 3)]
+    assert all(step["rollouts"] == {"scored": 16, "masked": 0, "failed": 0} for step in steps)
+    assert all(step["prob_diff_max"] < 1e-4 for step in steps)
+    assert checkpoints.ranks(both.checkpoint_dir, 3) == 1
 
 
 async def test_a_job_whose_server_is_gone_fails_with_its_name(lab: Lab, run_dir: Path) -> None:

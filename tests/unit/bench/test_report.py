@@ -1,6 +1,16 @@
 """The page as it is written."""
 
-from tests.bench.report import LIMITS, Ratio, Section, Table, milliseconds, percentiles, render
+from tests.bench.report import (
+    LIMITS,
+    Ratio,
+    Section,
+    Table,
+    chapter,
+    joined,
+    milliseconds,
+    percentiles,
+    render,
+)
 from tests.bench.stats import Series, Spread
 
 
@@ -34,3 +44,43 @@ def test_a_row_of_percentiles_says_how_many_samples_it_stands_on() -> None:
     series = Series()
     series.add([0.001, 0.002, 0.003])
     assert percentiles(series) == ["2.00", "2.98", "3"]
+
+
+def part(value: str) -> str:
+    ratio = Ratio("a reset", "a start", Spread(0.0631, 0.05, 1.234, 5))
+    table = Table("Resets", "Milliseconds.", ["", "p50 ms"], [["reset", value]])
+    return chapter(
+        "Elsewhere", [Section("Pods", "Real ones.", [ratio], [table])], [("date", "today")], "Few."
+    )
+
+
+def test_a_chapter_has_facts_ratios_tables_and_limits_of_its_own() -> None:
+    text = part("2.14")
+    order = [
+        "## Elsewhere",
+        "- date: today",
+        "### Pods",
+        "| a reset |",
+        "**Resets.** Milliseconds.",
+        "| 2.14 |",
+    ]
+    places = [text.index(mark) for mark in [*order, "Few."]]
+    assert places == sorted(places)
+
+
+def test_page_and_chapter_are_replaced_alone() -> None:
+    whole = joined("", {"Elsewhere": part("2.14")}, page=page())
+    assert whole == page() + "\n" + part("2.14")
+    assert joined(whole, {"Elsewhere": part("3.33")}) == page() + "\n" + part("3.33")
+    assert joined(whole, {"Elsewhere": None}, page="# New\n") == "# New\n\n" + part("2.14")
+    assert joined(page(), {"Elsewhere": None}) == page()
+
+
+def test_chapters_keep_their_order_and_are_replaced_alone() -> None:
+    first = part("1.11").replace("## Elsewhere", "## Before")
+    whole = joined(page() + "\n" + part("2.14"), {"Before": first, "Elsewhere": None})
+    assert whole == page() + "\n" + first + "\n" + part("2.14")
+    assert joined(whole, {"Before": None, "Elsewhere": None}) == whole
+    assert joined(whole, {"Before": None, "Elsewhere": part("3.33")}) == (
+        page() + "\n" + first + "\n" + part("3.33")
+    )

@@ -1,0 +1,1 @@
+"""What agentfly costs on a real Kubernetes of this machine: `python -m tests.bench cluster`."""
