@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 SEED ?= 0
 SOAK_SECONDS ?= 300
+NODES ?= containerd2
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ SANDBOXD := agentfly/sandbox/bin/sandboxd
 GO_VERSION := 1.26.0
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.ready $(SANDBOXD) ## everything that `make demo` and `make test` need, in .venv and ~/.cache/agentfly
 	$(BIN)/agentfly env trainer inference
@@ -45,18 +46,57 @@ check: $(VENV)/.ready ## format, lint, types, layers, drift of the CRDs
 	$(BIN)/agentfly crds --check
 lint: check ## the same as check
 
-test: setup check ## everything: lint, unit, Go, local tests with real sandboxes, real vLLM and real verl
+test: setup check ## everything: lint, unit, Go, real sandboxes, real vLLM and verl, real Kubernetes (where it can run: root, Linux)
 	cd operator/sandboxd && $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) vet ./... && $(if $(findstring uv tool,$(GO)),$(CURDIR)/)$(GO) test $(RACE) ./...
-	$(BIN)/python -m pytest tests/unit
+	@# Beside tests that measure nothing: the build takes ten minutes where nothing is there yet.
+	nice -n 19 $(BIN)/python -m tests.cluster build --if-possible & \
+	  $(BIN)/python -m pytest tests/unit || { kill $$!; exit 1; }; wait $$!
 	$(BIN)/python -m pytest tests/local
+	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/e2e
 
 crds: $(VENV)/.ready ## write crds/ from the models
 	$(BIN)/agentfly crds
 
+# IMAGES="agentfly sandboxd trainer inference colocated" makes all five, of some GB; IMAGE_FLAGS go to the build, for example
+# --build-arg BASE=registry.example.com/python:3.12.
+IMAGES ?= agentfly sandboxd
+ENGINE ?= $(shell for engine in docker podman; do $$engine info >/dev/null 2>&1 && { echo $$engine; exit; }; done)
+images: ## the images of a cluster, with docker or podman, as agentfly/NAME:dev
+	@test -n "$(ENGINE)" || { echo "images: neither docker nor podman works here: apt install podman" >&2; exit 1; }
+	for name in $(IMAGES); do \
+	  $(ENGINE) build $(IMAGE_FLAGS) -f operator/images/$$name/Dockerfile -t agentfly/$$name:dev . || exit; done
+
 bench: setup ## every figure of the README, as ratios in one run; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench
+
+bench-rollout: $(VENV)/.ready ## three ways to play 512 rollouts on 64 sandboxes; writes their chapter of docs/benchmarks.md
+	$(BIN)/python -m tests.bench loops
+
+# ALGORITHMS="gigpo-step ppo" runs those alone; about seven minutes each on 2 cores.
+bench-algorithms: setup ## whether the quickstart learns with each algorithm: first and last rewards
+	$(BIN)/python -m tests.bench.algorithms $(ALGORITHMS)
 
 soak: setup ## everything that can go wrong at once for SOAK_SECONDS (300): killed workers, sandboxes and engines
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS)
 
-.PHONY: help setup sandboxd demo check lint test crds bench soak
+cluster-build: $(VENV)/.ready ## programs and images of the test cluster, in ~/.cache/agentfly (about 10 minutes, once)
+	$(BIN)/python -m tests.cluster build
+cluster-up: $(VENV)/.ready ## a real Kubernetes 1.34 on this machine alone (root; NODES=containerd2,debian for two nodes)
+	$(BIN)/python -m tests.cluster up --nodes $(NODES)
+cluster-down: $(VENV)/.ready ## stop it and remove all it left
+	$(BIN)/python -m tests.cluster down
+cluster-status: $(VENV)/.ready ## what of it runs
+	$(BIN)/python -m tests.cluster status
+
+cluster-demo: $(VENV)/.ready ## from nothing to 200 rollouts in pods, on a Kubernetes of this machine (root; KEEP=1 leaves it up)
+	$(BIN)/python -m tests.cluster.demo $(if $(filter-out 0,$(KEEP)),--keep)
+
+e2e: $(VENV)/.ready ## a TrainingRun from kubectl apply to Succeeded, its reward risen, on a Kubernetes of this machine (root; KEEP=1)
+	$(BIN)/python -m tests.cluster.demo.training $(if $(filter-out 0,$(KEEP)),--keep)
+
+# ONLY='run/*/head/kill' strikes those cells alone; without it about half an hour.
+kills: $(VENV)/.ready ## each part of runs and jobs killed, stopped and deleted in each phase, on a Kubernetes of this machine (root; ONLY=PATTERN, KEEP=1)
+	$(BIN)/python -m tests.kills $(if $(ONLY),--only '$(ONLY)') $(if $(filter-out 0,$(KEEP)),--keep)
+
+.PHONY: help setup sandboxd demo check lint test crds images bench bench-rollout bench-algorithms soak cluster-build cluster-up cluster-down cluster-status cluster-demo e2e kills

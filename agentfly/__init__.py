@@ -11,19 +11,25 @@ if TYPE_CHECKING:
     from agentfly.agent import Agent, ToolResult, reward, tool
     from agentfly.context import Context, Deadlines
     from agentfly.errors import AgentflyError
+    from agentfly.models import ChatModel
     from agentfly.resources.spec import ContainerSpec, ModelServiceSpec
-    from agentfly.rollout import Chain, Trajectory, read_trajectories
+    from agentfly.rollout import Chain, Step, Trajectory, TrajectoryList, read_trajectories
+    from agentfly.sandbox import ExecResult
 
 __all__ = [
     "Agent",
     "AgentflyError",
     "Chain",
+    "ChatModel",
     "ContainerSpec",
     "Context",
     "Deadlines",
+    "ExecResult",
     "ModelServiceSpec",
+    "Step",
     "ToolResult",
     "Trajectory",
+    "TrajectoryList",
     "read_trajectories",
     "reward",
     "tool",
@@ -33,8 +39,10 @@ _HOMES = {
     "agentfly.agent": ("Agent", "ToolResult", "reward", "tool"),
     "agentfly.context": ("Context", "Deadlines"),
     "agentfly.errors": ("AgentflyError",),
+    "agentfly.models": ("ChatModel",),
     "agentfly.resources.spec": ("ContainerSpec", "ModelServiceSpec"),
-    "agentfly.rollout": ("Chain", "Trajectory", "read_trajectories"),
+    "agentfly.rollout": ("Chain", "Step", "Trajectory", "TrajectoryList", "read_trajectories"),
+    "agentfly.sandbox": ("ExecResult",),
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``agentfly run | rollout | pools | leases | env | crds | doctor``.
+"""The command line: ``agentfly run | rollout | chat | top | pools | leases | broker | env | crds | doctor``.
 
 Exit codes: 0 done, 1 failed, 2 wrong input (nothing was started and nothing was written), 130 stopped on
 request (the same command goes on).
@@ -7,18 +7,23 @@ request (the same command goes on).
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfly.api.reasons import RolloutJobPhase as JobPhase
 from agentfly.api.reasons import TrainingRunPhase as Phase
 from agentfly.errors import AgentflyError
+from agentfly.local import api_rollouts, chat
+from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS
 
 if TYPE_CHECKING:
+    from agentfly.local.rollouts import Elsewhere
     from agentfly.local.rundir import RunDir
 
 Status = TypeVar("Status")
@@ -72,22 +77,49 @@ def _parser() -> argparse.ArgumentParser:
             "--runs", type=Path, default=Path("runs"), help="where runs are kept (default: runs)"
         )
         command.set_defaults(command=function)
+        if name == "rollout":
+            api_rollouts.add_api(command)
+            command.add_argument(
+                "--broker",
+                metavar="URL",
+                default=os.environ.get(ENV_BROKER),
+                help=f"the broker of a namespace, which has the pools; default: {ENV_BROKER}, else none",
+            )
+            command.add_argument(
+                "--policy",
+                action="append",
+                metavar="URL|POOL",
+                help="with a broker: a vLLM server, or a ModelService pool of the broker that gives one; "
+                f"may be repeated; default: {ENV_INFERENCE_URLS}",
+            )
 
     for name, text in (
-        ("pools", "how the pools of what runs here are doing"),
-        ("leases", "who holds which member of what runs here, and for how long"),
+        ("pools", "how the pools of what runs here, or in a namespace of a cluster, are doing"),
+        ("leases", "who holds which member of what runs here, or in a namespace, and for how long"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument(
             "--broker", metavar="ADDRESS", help="unix:///path or http://host:port; default: all that run here"
         )
+        _add_cluster(command)
         command.add_argument("-o", "--output", choices=["table", "json"], default="table")
         command.set_defaults(command=_look, what=name)
 
-    env = commands.add_parser(
-        "env", help="build the environments of trainer and inference; prints their Python"
-    )
-    env.add_argument("names", nargs="+", choices=["trainer", "inference"])
+    text = "runs, jobs and pools of a namespace of a cluster, on one screen"
+    top = commands.add_parser("top", help=text, description=text)
+    _add_cluster(top)
+    top.add_argument("--once", action="store_true", help="print it once; so it is where there is no terminal")
+    top.set_defaults(command=_top)
+
+    text = "serve the pools of a namespace; the operator runs this in a pod of each"
+    broker = commands.add_parser("broker", help=text, description=text)
+    _add_cluster(broker)
+    broker.add_argument("--listen", metavar="HOST:PORT", help="default: 0.0.0.0:7080")
+    broker.add_argument("--log-format", choices=["text", "json"], help="default: text")
+    broker.set_defaults(command=_broker)
+
+    env = commands.add_parser("env", help="build environments of trainer and policy; prints their Python")
+    env.add_argument("names", nargs="+", choices=["trainer", "inference", "colocated"])
     env.add_argument("--accelerator", choices=["cpu", "cuda"], default="cpu")
     env.set_defaults(command=_env)
 
@@ -96,9 +128,17 @@ def _parser() -> argparse.ArgumentParser:
     crds.add_argument("--check", action="store_true", help="write nothing; fail if the files differ")
     crds.set_defaults(command=_crds)
 
+    chat.add_command(commands)
+
     doctor = commands.add_parser("doctor", help="what works on this machine, and why the rest does not")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_cluster(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-n", "--namespace", help="of the cluster; default: that of the context")
+    command.add_argument("--context", help="of the kubeconfig; default: the current one")
+    command.add_argument("--kubeconfig", type=Path, metavar="FILE", help="default: as for kubectl")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -122,6 +162,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _rollout(args: argparse.Namespace) -> int:
+    if args.url is not None:
+        return api_rollouts.run(args)
     from rich.console import Console
 
     from agentfly.local.preflight import rollout_job
@@ -129,16 +171,36 @@ def _rollout(args: argparse.Namespace) -> int:
     from agentfly.local.rundir import RunDir
     from agentfly.local.view import message, rollout_summary, view
 
-    work = rollout_job(args.file, args.sets, args.name)
+    elsewhere = _elsewhere(args)
+    work = rollout_job(args.file, args.sets, args.name, here=elsewhere is None)
     folder = RunDir((args.runs / work.run.metadata.name).resolve())
     with view(Console()) as show:
-        runner = RolloutRunner(work.run, work.pools, work.base_dir, folder, show)
+        runner = RolloutRunner(work.run, work.pools, work.base_dir, folder, show, elsewhere)
         with _begun():
             status = asyncio.run(_until_stopped(runner.run(), runner.stop))
     if runner.finished_before:
         _tell_finished(folder, message(status))
     sys.stdout.write(rollout_summary(work.run.metadata.name, status) + "\n")
     return {JobPhase.Succeeded: DONE, JobPhase.Pending: STOPPED}.get(status.phase or JobPhase.Failed, FAILED)
+
+
+def _elsewhere(args: argparse.Namespace) -> "Elsewhere | None":
+    from agentfly.local.rollouts import Elsewhere
+
+    policy = tuple(args.policy or filter(None, os.environ.get(ENV_INFERENCE_URLS, "").split(",")))
+    if args.broker is None:
+        if args.policy:
+            raise AgentflyError(
+                f"--policy: {args.policy[0]} is for a job at a broker",
+                hints=["add --broker URL, or leave --policy out: the policy is then served here"],
+            )
+        return None
+    if not policy:
+        raise AgentflyError(
+            f"--policy: nobody serves the policy of a job at the broker {args.broker}",
+            hints=["add --policy http://HOST:PORT of a vLLM server, or --policy POOL of type ModelService"],
+        )
+    return Elsewhere(args.broker, policy)
 
 
 @contextmanager
@@ -180,12 +242,24 @@ async def _until_stopped(work: Coroutine[Any, Any, Status], stop: Callable[[], N
 def _look(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from agentfly.broker.proxied import ProxiedBroker
     from agentfly.local import look
     from agentfly.local.paths import run_dir
 
-    addresses = [args.broker] if args.broker else look.listening(run_dir())
-    pools = look.pools(addresses) if args.what == "pools" else {}
-    leases = look.leases(addresses) if args.what == "leases" else {}
+    if args.namespace or args.context or args.kubeconfig:
+        if args.broker:
+            raise AgentflyError(
+                "--broker: names a broker, and so do --namespace, --context and --kubeconfig",
+                hints=["keep --broker alone, or leave it out"],
+            )
+        addresses = [f"namespace {args.namespace}" if args.namespace else "namespace of the context"]
+        broker = ProxiedBroker(args.namespace, kubeconfig=args.kubeconfig, context=args.context)
+        pools = look.pools_of(broker, addresses[0]) if args.what == "pools" else {}
+        leases = look.leases_of(broker, addresses[0]) if args.what == "leases" else {}
+    else:
+        addresses = [args.broker] if args.broker else look.listening(run_dir())
+        pools = look.pools(addresses) if args.what == "pools" else {}
+        leases = look.leases(addresses) if args.what == "leases" else {}
     if args.output == "json":
         sys.stdout.write(look.as_json(pools or leases, args.what) + "\n")
         return DONE
@@ -194,6 +268,35 @@ def _look(args: argparse.Namespace) -> int:
     tables += [look.lease_table(found, address if several else None) for address, found in leases.items()]
     for table in tables:
         Console(width=look.WIDTH).print(table)
+    return DONE
+
+
+def _top(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from agentfly.local.top import top
+
+    where = {"namespace": args.namespace, "kubeconfig": args.kubeconfig, "context": args.context}
+    top(Console(), **where, once=args.once)
+    return DONE
+
+
+def _broker(args: argparse.Namespace) -> int:
+    from agentfly.broker import cluster, config, logs
+
+    variables = dict(os.environ)
+    for name, value in (
+        (config.NAMESPACE, args.namespace),
+        (config.LISTEN, args.listen),
+        (config.LOG_FORMAT, args.log_format),
+    ):
+        if value is not None:
+            variables[name] = value
+    logging.getLogger("agentfly").propagate = True
+    if variables.get(config.LOG_FORMAT) == "json":
+        logs.log_json()
+    settings = replace(config.config_from(variables), kubeconfig=args.kubeconfig, context=args.context)
+    asyncio.run(cluster.run(settings))
     return DONE
 
 

@@ -20,26 +20,29 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentfly.broker.client import BrokerClient
 from agentfly.context import Deadlines
 from agentfly.errors import AgentflyError
-from agentfly.models import Sampling, VLLMModel
+from agentfly.models import ChatModel, Sampling, TokenModel, VLLMModel
 from agentfly.models.sticky import StickyModels
 from agentfly.refs import load
+from agentfly.resources.lease import Resources
 from agentfly.roles.servers import inference_urls
 from agentfly.roles.trainer import ENV_BROKER, ENV_JOB
 from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
 from agentfly.rollout import (
-    Chain,
     FailureBudgetExceeded,
     RolloutReport,
+    Sink,
     TrajectoryWriter,
     rollout,
 )
+from agentfly.rollout.strategies import strategy_of
+from agentfly.rollout.template import Tokenizer
 from agentfly.tasks import read_tasks
 
 logger = logging.getLogger("agentfly.worker")
@@ -67,46 +70,89 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def work(config: RolloutWorkerConfig) -> None:
     """Play every task that has no outcome yet."""
+    rows, tokenizer = rows_of(config), tokenizer_of(config)
+    reporter = Reporter(config.report_file)
+    async with BrokerClient(os.environ[ENV_BROKER], share=os.environ.get(ENV_JOB, "")) as resources:
+        with TrajectoryWriter(config.trajectories_file) as file:
+            try:
+                await play(config, rows, tokenizer, inference_urls(), resources, file, progress=reporter.show)
+            finally:
+                reporter.write()
+
+
+async def play(
+    config: RolloutWorkerConfig,
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    urls: Sequence[str],
+    resources: Resources,
+    sink: Sink,
+    *,
+    first: int = 0,
+    progress: Callable[[RolloutReport], None] = lambda _: None,
+) -> None:
+    """Play rows of a job that have no outcome in the sink yet.
+
+    Args:
+        rows: all of the job's, or a part of them.
+        tokenizer: see `tokenizer_of`.
+        urls: of the policy's servers.
+        first: place of the first row among all of the job's.
+
+    Raises:
+        AgentflyError: see ``rollout``.
+    """
+    models = [VLLMModel(url) for url in urls]
+    try:
+        await play_by(
+            StickyModels(models), config, rows, tokenizer, resources, sink, first=first, progress=progress
+        )
+    finally:
+        for model in models:
+            await model.close()
+
+
+async def play_by(
+    model: TokenModel | ChatModel,
+    config: RolloutWorkerConfig,
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer | None,
+    resources: Resources,
+    sink: Sink,
+    *,
+    first: int = 0,
+    progress: Callable[[RolloutReport], None] = lambda _: None,
+) -> None:
+    """Play rows by any model; see `play`."""
+    shape, limits = config.rollout, config.rollout.timeouts
+    await rollout(
+        load(config.agent_entrypoint, config.base_dir),
+        rows,
+        model=model,
+        tokenizer=tokenizer,
+        resources=resources,
+        strategy=strategy_of(shape, config.base_dir),
+        sink=sink,
+        deadlines=Deadlines(
+            call=limits.call_seconds, turn=limits.turn_seconds, rollout=limits.rollout_seconds
+        ),
+        sampling=Sampling(temperature=shape.temperature, seed=config.seed),
+        group_size=shape.group_size,
+        concurrency=shape.concurrency,
+        max_infra_retries=shape.max_infra_retries,
+        failure_budget=config.failure_budget,
+        max_drift_fraction=shape.max_drift_fraction,
+        progress=progress,
+        first=first,
+    )
+
+
+def tokenizer_of(config: RolloutWorkerConfig) -> Tokenizer:
+    """The model's. Whoever calls this holds no lease yet: for as long as it takes, nothing else goes on."""
     from transformers import AutoTokenizer
 
-    shape = config.rollout
-    rows = rows_of(config)
-    models = [VLLMModel(url) for url in inference_urls()]
-    resources = BrokerClient(os.environ[ENV_BROKER], share=os.environ.get(ENV_JOB, ""))
-    reporter = Reporter(config.report_file)
-    with TrajectoryWriter(config.trajectories_file) as file:
-        try:
-            await rollout(
-                load(config.agent_entrypoint, config.base_dir),
-                rows,
-                model=StickyModels(models),
-                tokenizer=AutoTokenizer.from_pretrained(config.model_path),
-                resources=resources,
-                strategy=Chain(
-                    shape.max_turns,
-                    shape.max_tokens_per_turn,
-                    shape.max_context_tokens,
-                    shape.max_prompt_tokens,
-                ),
-                sink=file,
-                deadlines=Deadlines(
-                    call=shape.timeouts.call_seconds,
-                    turn=shape.timeouts.turn_seconds,
-                    rollout=shape.timeouts.rollout_seconds,
-                ),
-                sampling=Sampling(temperature=shape.temperature, seed=config.seed),
-                group_size=shape.group_size,
-                concurrency=shape.concurrency,
-                max_infra_retries=shape.max_infra_retries,
-                failure_budget=config.failure_budget,
-                max_drift_fraction=shape.max_drift_fraction,
-                progress=reporter.show,
-            )
-        finally:
-            reporter.write()
-            await resources.close()
-            for model in models:
-                await model.close()
+    found: Tokenizer = AutoTokenizer.from_pretrained(config.model_path)
+    return found
 
 
 class Reporter:
@@ -125,24 +171,30 @@ class Reporter:
 
     def write(self) -> None:
         """Write the last report; nothing if the job has not got so far as to have one."""
-        if (found := self._report) is None:
+        if self._report is None:
             return
-        reward = found.reward
-        text = WorkerReport(
-            total=found.total,
-            scored=found.scored,
-            masked=sum(found.masked.values()),
-            failed=found.failed,
-            reward_mean=reward.mean if reward else None,
-            reward_min=reward.min if reward else None,
-            reward_max=reward.max if reward else None,
-            drift_fraction=found.drift_fraction if found.tokens else None,
-            sampled_tokens=found.sampled_tokens,
-        ).model_dump_json()
         partial = self._path.with_suffix(".partial")
-        partial.write_text(text)
+        partial.write_text(worker_report(self._report).model_dump_json())
         partial.replace(self._path)
         self._written = time.monotonic()
+
+
+def worker_report(found: RolloutReport) -> WorkerReport:
+    """The report as whoever runs the worker reads it."""
+    reward = found.reward
+    return WorkerReport(
+        total=found.total,
+        scored=found.scored,
+        masked=sum(found.masked.values()),
+        failed=found.failed,
+        reward_mean=reward.mean if reward else None,
+        reward_min=reward.min if reward else None,
+        reward_max=reward.max if reward else None,
+        drift_fraction=found.drift_fraction if found.tokens else None,
+        drift_tokens=found.tokens,
+        forks=found.forks,
+        sampled_tokens=found.sampled_tokens,
+    )
 
 
 def rows_of(config: RolloutWorkerConfig) -> list[dict[str, Any]]:

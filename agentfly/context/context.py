@@ -12,6 +12,7 @@ Guarantees:
 6. No two contexts share an owner, so a restarted rollout never gets what its predecessor left behind.
 7. ``acquire_many`` gives everything it is asked for or acquires nothing: no two rollouts wait for each other,
    each with half of what it needs.
+8. The objects of tool classes are the attempt's own.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from agentfly.context.deadlines import Deadlines
 from agentfly.errors import AgentflyError
@@ -40,6 +41,7 @@ RELEASE_SECONDS = 30.0
 GRACE_SECONDS = 5.0
 
 _Key = tuple[str, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Context:
         self.owner = f"{rollout_id}.{attempt}.{secrets.token_hex(4)}"
         self.messages: Sequence[Mapping[str, Any]] = ()
         self.uses: list[Use] = []
+        self.instances: dict[type, Any] = {}
         self.acquire_error: Exception | None = None
         self._resources = resources
         self._leases: dict[_Key, asyncio.Task[Lease]] = {}
@@ -106,6 +109,17 @@ class Context:
     def waiting_for(self) -> tuple[str, ...]:
         """Names of the pools (or kinds of spec) that were asked for and are not there yet."""
         return tuple(sorted({name for (name, _), task in self._leases.items() if not task.done()}))
+
+    def instance(self, kind: type[T]) -> T:
+        """The rollout's object of a class of tools, for other tools, ``setup`` and rewards."""
+        if kind not in self.instances:
+            known = ", ".join(made.__name__ for made in self.instances) or "none"
+            raise AgentflyError(
+                f"{kind.__name__}: is no tool class of this rollout's agent (known: {known})",
+                hints=[f"put @tool on {kind.__name__} and pass it in Agent(tools=[...])"],
+            )
+        found: T = self.instances[kind]
+        return found
 
     async def acquire(
         self,
