@@ -1,7 +1,7 @@
 """TrainingRuns on the real node, with real verl, real vLLM and real sandboxes; the policy is tiny.
 
 One run goes from its manifest to its end. Another one is suspended twice on its way, and each time goes on
-with another number of trainer pods.
+with another number of trainer pods. A third one's pods are made by the real KubeRay.
 """
 
 import secrets
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentfly.local import environments
-from tests.cluster import product
+from tests.cluster import kuberay, product
 from tests.cluster.api import wait
 from tests.cluster.cluster import Cluster
 from tests.cluster.demo import image, storage
@@ -23,7 +23,7 @@ from tests.e2e.runs import EXAMPLES, Work, example, lines, shell
 from tests.e2e.world import World, install
 
 CLAIM = "runs"
-STEPS, MOVED = 6, 12
+STEPS, MOVED, RAYS = 6, 12, 3
 SMALL: dict[str, Any] = {"tasksPerStep": 4, "rollout": {"groupSize": 4}}
 PREPARED_S = 400.0  # half a minute of one core makes the model, on a machine that may have other work
 STARTED_S = 400.0  # vLLM, Ray and verl
@@ -54,6 +54,11 @@ class Place:
     def steps(self, run: Work, name: str) -> list[int]:
         """The steps that are done, in the order in which they were."""
         return [each["step"] for each in lines(self.folder(run, name) / "metrics.jsonl")]
+
+    def ray_clusters(self) -> list[str]:
+        """The uids of all in the namespace."""
+        path = f"/apis/ray.io/v1/namespaces/{self.world.namespace}/rayclusters"
+        return [each["metadata"]["uid"] for each in self.world.cluster.api.get(path)["items"]]
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +156,31 @@ def test_a_run_is_suspended_and_goes_on_with_other_numbers_of_pods(place: Place,
     assert first < second < MOVED
     assert place.steps(run, "moved") == list(range(1, MOVED + 1))
     assert (status["attempt"], status["restarts"], status["progress"]["step"]) == (3, 0, MOVED)
+
+
+@pytest.fixture
+def ray(place: Place, tmp_path: Path) -> Iterator[None]:
+    """KubeRay for the place's namespace."""
+    try:
+        with (
+            kuberay.defined(place.world.cluster),
+            kuberay.running(place.world.cluster, tmp_path, [place.world.namespace]),
+        ):
+            yield
+    except Unavailable as error:
+        pytest.skip(f"KubeRay: {error.render()}")
+
+
+def test_a_run_whose_pods_kuberay_makes_comes_to_its_end(place: Place, trained: Work, ray: None) -> None:
+    model = f"/agentfly-cache/runs/whole-{trained.uid[:8]}/model"
+    trainer = {"engine": "KubeRay", "nodes": 2}
+    run = place.run("rays", steps=RAYS, model={"path": model}, trainer=trainer, **SMALL)
+    run.phase("Running", STARTED_S)
+    (cluster,) = place.ray_clusters()
+    owners = [pod["metadata"]["ownerReferences"][0]["uid"] for pod in run.pods("trainer").values()]
+    assert owners == [cluster, cluster]
+    status = run.phase("Succeeded", RAYS * STEP_S)
+    assert status["engine"]["kind"] == "KubeRay"
+    assert place.steps(run, "rays") == [1, 2, 3]
+    assert (status["attempt"], status["restarts"], status["failures"]) == (1, 0, 0)
+    wait("its RayCluster and pods", lambda: not (place.ray_clusters() or run.children()), GONE_S, every_s=0.5)
