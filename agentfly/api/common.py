@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from agentfly.api.base import ApiModel, Args, Int, Metadata, Rule
+from agentfly.api.base import ApiModel, Args, Conditions, Int, Metadata, Rule, Time
 from agentfly.api.pods import LABEL_KEY_PATTERN, EnvVars, ObjectName, Placement
 from agentfly.api.quantity import Cpu, Memory
 
@@ -388,3 +388,18 @@ class PoolUse(ApiModel):
     leased: Int = Field(default=0, ge=0, description="Members that are leased.")
     queued: Int = Field(default=0, ge=0, description="Waiting acquires.")
     max: Int = Field(default=0, ge=0, description="The pool's capacity.max.")
+
+
+class WorkStatus(ApiModel):
+    """What the status of a TrainingRun and of a RolloutJob have in common."""
+
+    observed_generation: int = Field(
+        default=-1,
+        ge=-1,
+        description="metadata.generation that this status describes; -1 before the first look.",
+    )
+    phase: str | None = Field(default=None, description="One word for people. Absent: not looked at yet.")
+    start_time: Time | None = Field(default=None, description="When it first ran. Absent: not yet.")
+    completion_time: Time | None = Field(default=None, description="When it ended for good. Absent: not yet.")
+    pools: dict[str, PoolUse] = Field(default={}, max_length=16, description="By name of the pool.")
+    conditions: Conditions = Field(default=(), description="Running, Succeeded, Failed and others, by type.")

@@ -10,19 +10,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from agentfly.api.base import ApiModel, Conditions, Decimal, Int, NameSet, Time, immutable
+from agentfly.api.base import ApiModel, Decimal, Int, NameSet, immutable
 from agentfly.api.common import (
     REACHABLE_MODEL,
     AgentRef,
     ApiObject,
     Inference,
     ModelRef,
-    PoolUse,
     RolePod,
     Rollout,
     Source,
     Storage,
     TasksRef,
+    WorkStatus,
 )
 from agentfly.api.reasons import RolloutJobPhase
 
@@ -150,19 +150,12 @@ class ShardStatus(ApiModel):
     )
 
 
-class RolloutJobStatus(ApiModel):
+class RolloutJobStatus(WorkStatus):
     """What the job is doing. Written by the controller."""
 
-    observed_generation: int = Field(
-        default=-1,
-        ge=-1,
-        description="metadata.generation that this status describes; -1 before the first look.",
-    )
     phase: RolloutJobPhase | None = Field(
         default=None, strict=False, description="One word for people. Absent: not looked at yet."
     )
-    start_time: Time | None = Field(default=None, description="When it first ran. Absent: not yet.")
-    completion_time: Time | None = Field(default=None, description="When it ended for good. Absent: not yet.")
     tasks: RolloutCounts | None = Field(default=None, description="Rollouts by outcome. Absent: none yet.")
     failures: dict[str, Int] = Field(
         default={}, max_length=32, description="Failed rollouts by reason. Absent: none."
@@ -175,7 +168,6 @@ class RolloutJobStatus(ApiModel):
     forks: Int = Field(
         default=0, ge=0, description="Rows begun because the chat template rewrote what came before."
     )
-    pools: dict[str, PoolUse] = Field(default={}, max_length=16, description="By name of the pool.")
     shards: ShardStatus | None = Field(default=None, description="In a cluster. Absent: one machine.")
     workers: Int = Field(default=0, ge=0, description="Worker pods that run; in a cluster only.")
     selector: str | None = Field(
@@ -190,7 +182,6 @@ class RolloutJobStatus(ApiModel):
     path: str | None = Field(
         default=None, max_length=4096, description="Folder of the results on the claim. Absent: one machine."
     )
-    conditions: Conditions = Field(default=(), description="Running, Succeeded, Failed and others, by type.")
 
 
 class RolloutJob(ApiObject):

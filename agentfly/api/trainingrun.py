@@ -13,19 +13,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from agentfly.api.algorithm import WITH_ROLLOUTS, Algorithm
-from agentfly.api.base import ApiModel, Conditions, Decimal, Int, NameSet, Rule, Time, immutable, untouched
+from agentfly.api.base import ApiModel, Decimal, Int, NameSet, Rule, Time, immutable, untouched
 from agentfly.api.common import (
     REACHABLE_MODEL,
     AgentRef,
     ApiObject,
     Inference,
     ModelRef,
-    PoolUse,
     RolePod,
     Rollout,
     Source,
     Storage,
     TasksRef,
+    WorkStatus,
 )
 from agentfly.api.pods import LABEL_KEY_PATTERN
 from agentfly.api.reasons import TrainingRunPhase
@@ -427,19 +427,12 @@ class Failure(ApiModel):
     time: Time = Field(description="When it ended.")
 
 
-class TrainingRunStatus(ApiModel):
+class TrainingRunStatus(WorkStatus):
     """What the run is doing. Written by the controller."""
 
-    observed_generation: int = Field(
-        default=-1,
-        ge=-1,
-        description="metadata.generation that this status describes; -1 before the first look.",
-    )
     phase: TrainingRunPhase | None = Field(
         default=None, strict=False, description="One word for people. Absent: not looked at yet."
     )
-    start_time: Time | None = Field(default=None, description="When it first ran. Absent: not yet.")
-    completion_time: Time | None = Field(default=None, description="When it ended for good. Absent: not yet.")
     attempt: Int = Field(
         default=0, ge=0, description="Number of the attempt, from 1; counted up before it starts."
     )
@@ -474,8 +467,6 @@ class TrainingRunStatus(ApiModel):
     last_failure: Failure | None = Field(
         default=None, description="Why the last failed attempt ended. Absent: none."
     )
-    pools: dict[str, PoolUse] = Field(default={}, max_length=16, description="By name of the pool.")
-    conditions: Conditions = Field(default=(), description="Running, Succeeded, Failed and others, by type.")
 
 
 class TrainingRun(ApiObject):

@@ -106,7 +106,6 @@ class Step(Limits):
             turns.append(StepTurn(turn.text, turn.observations))
         return "turns"
 
-
     async def _built(self, view: StepView) -> Prompt:
         made = self.prompt_builder(view)
         if not isinstance(made, Awaitable):

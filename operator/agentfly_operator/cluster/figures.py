@@ -13,14 +13,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agentfly.api import RolloutJobStatus, TrainingRunStatus
+from agentfly.api.common import WorkStatus
 
 _WHO = ("namespace", "name")
 
 Key = tuple[str, str]
-Status = TypeVar("Status", TrainingRunStatus, RolloutJobStatus)
+Status = TypeVar("Status", bound=WorkStatus)
 
 
-class _Figures(Collector, Generic[Status]):
+class Figures(Collector, Generic[Status]):
     """Those of one kind, read whenever a monitor asks."""
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class _Figures(Collector, Generic[Status]):
         self._known.pop(key, None)
 
 
-class RunFigures(_Figures[TrainingRunStatus]):
+class RunFigures(Figures[TrainingRunStatus]):
     """The runs of one operator."""
 
     def collect(self) -> Iterable[Metric]:
@@ -63,7 +64,7 @@ class RunFigures(_Figures[TrainingRunStatus]):
         return step, ratio, reward, heard, saved, restarts, *_conditions("trainingrun", self._known)
 
 
-class JobFigures(_Figures[RolloutJobStatus]):
+class JobFigures(Figures[RolloutJobStatus]):
     """The jobs of one operator."""
 
     def collect(self) -> Iterable[Metric]:

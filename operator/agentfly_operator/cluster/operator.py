@@ -46,6 +46,7 @@ from agentfly_operator.cluster.loops import Loops
 from agentfly_operator.cluster.members import Members, project
 from agentfly_operator.cluster.metrics import Metrics
 from agentfly_operator.cluster.namespaces import Namespaces
+from agentfly_operator.cluster.passes import Means
 from agentfly_operator.cluster.pools import Key, Pools
 from agentfly_operator.cluster.queues import Queues
 from agentfly_operator.cluster.runs import Runs
@@ -109,9 +110,9 @@ class Operator:
         self._heads = Heads(self._work_changed, metrics)
         hand, absent = Hand(kube, self._children, metrics, lease.is_held), Absent(kube, self._children)
         queues = Queues(kube, hand, self._children, self._members, self._discovery, absent, config)
-        has = self._discovery.has
-        runs = Runs(kube, hand, self._children, self._heads, absent, queues, events, metrics, config, has)
-        jobs = RolloutJobs(kube, hand, self._children, absent, queues, events, metrics, config)
+        means = Means(kube, hand, self._children, absent, queues, events, config)
+        runs = Runs(means, metrics.runs, self._heads, self._discovery.has)
+        jobs = RolloutJobs(means, metrics.jobs)
         self._pools: Loops[Key] = Loops("ResourcePool", pools.run, metrics)
         self._loops: Mapping[str, Loops[Key]] = {
             "ResourcePool": self._pools,

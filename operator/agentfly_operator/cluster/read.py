@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from agentfly.api import RolloutJob, RolloutJobStatus, TrainingRun, TrainingRunStatus
+from agentfly.api.common import ApiObject, WorkStatus
 from agentfly.errors import AgentflyError
 
-W = TypeVar("W", TrainingRun, RolloutJob)
-S = TypeVar("S", TrainingRunStatus, RolloutJobStatus)
+W = TypeVar("W", bound=ApiObject)
+S = TypeVar("S", bound=WorkStatus)
 _ROUNDS = 8  # unknown fields may hide behind each other, where one ends a validation
 
 Object = dict[str, Any]
 
 
-def read(model: type[W], obj: Object, status: TrainingRunStatus | RolloutJobStatus) -> W | str:
+def read(model: type[W], obj: Object, status: WorkStatus) -> W | str:
     """The object with the status that `read_status` found, or why its spec cannot be read."""
     try:
         return model.model_validate({**obj, "status": status})

@@ -1,49 +1,27 @@
-"""One pass over one TrainingRun: look, plan, write its status if that says something new, act.
+"""Passes over TrainingRuns: what is looked at, and how the steps of a plan are done.
 
 Guarantees:
 1. The status is all that is remembered: what must be known after a crash is written before it is acted upon.
-2. A run that is being deleted gets nothing any more. One that is gone ends its loop.
-3. What the API server refuses to make is told in the status, and made when it would be accepted.
-4. A pass over a run of which all is known asks for the run alone: its children are seen by watches.
-5. A status that cannot be read is never written over; a spec that cannot be is told in the status.
 
-Not here: what follows from what (`plan.run`), what its objects are (`render.run`), when a status is written
-(`cluster.works`).
+Not here: what a pass is (`cluster.passes`), what follows from what (`plan.run`), what its objects are
+(`render.run`).
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from agentfly.api import TrainingRun, TrainingRunStatus
-from agentfly.kube import RAY_CLUSTERS, TRAINING_RUNS, Conflict, Kube, NotFound, Resource
+from agentfly.kube import RAY_CLUSTERS, TRAINING_RUNS, Resource
 from agentfly.roles.plan import policy_name
-from agentfly_operator.cluster.absent import MISSING_S, Absent, Ref
-from agentfly_operator.cluster.children import Children
-from agentfly_operator.cluster.events import Events
-from agentfly_operator.cluster.hand import Hand, Refused
+from agentfly_operator.cluster.absent import Ref
+from agentfly_operator.cluster.figures import RunFigures
 from agentfly_operator.cluster.heads import Heads
-from agentfly_operator.cluster.metrics import Metrics
-from agentfly_operator.cluster.queues import Queues
-from agentfly_operator.cluster.read import read, read_status
-from agentfly_operator.cluster.works import (
-    AGAIN_S,
-    QUIET_S,
-    RESYNC_S,
-    Refusals,
-    Statuses,
-    Unwatched,
-    Written,
-    look_again,
-    named,
-    policy_of,
-    prepare_of,
-)
-from agentfly_operator.config import Config
+from agentfly_operator.cluster.passes import Key, Kind, Means, Memory, Passes, is_over
+from agentfly_operator.cluster.works import named, policy_of, prepare_of
 from agentfly_operator.names import launch_name, prepare_name, roles_name, trainer_name
 from agentfly_operator.plan.children import WorkKey
-from agentfly_operator.plan.invalid import invalid_status, invalid_turns
 from agentfly_operator.plan.run import plan_run
 from agentfly_operator.plan.run_seen import Child, RunObserved
 from agentfly_operator.plan.run_steps import (
@@ -54,111 +32,57 @@ from agentfly_operator.plan.run_steps import (
     MakePrepare,
     Remove,
     RunPlan,
-    Step,
 )
-from agentfly_operator.plan.run_todo import NETWORK
-from agentfly_operator.render.run import attempt_objects, policy_pool, prepare_job, roles_policy
+from agentfly_operator.render.run import (
+    attempt_objects,
+    network_objects,
+    policy_pool,
+    prepare_job,
+    roles_policy,
+)
 
-_PROGRESS = ("progress", "stepTime", "pools", "checkpoint")
-
-Key = tuple[str, str]
 Object = dict[str, Any]
+_KIND = Kind(
+    TRAINING_RUNS, TrainingRun, TrainingRunStatus, progress=("progress", "stepTime", "pools", "checkpoint")
+)
 
 
 @dataclass
-class _Memory:
-    """What one process remembers of one run; losing it costs a request or a write."""
+class _Memory(Memory):
+    """Of one run.
 
-    uid: str
-    written: Written = field(default_factory=Written)
-    others: Unwatched = field(default_factory=Unwatched)
-    refused: Refusals = field(default_factory=Refusals)
+    Attributes:
+        asked: uid of the head that was asked for a checkpoint.
+    """
+
     asked: str = ""
 
 
-class Runs:
-    """Passes over TrainingRuns."""
+class Runs(Passes[TrainingRun, TrainingRunStatus, _Memory, RunObserved, RunPlan]):
+    """Passes over TrainingRuns.
+
+    Args:
+        has: whether a kind that another operator defines is there.
+    """
 
     def __init__(
-        self,
-        kube: Kube,
-        hand: Hand,
-        children: Children,
-        heads: Heads,
-        absent: Absent,
-        queues: Queues,
-        events: Events,
-        metrics: Metrics,
-        config: Config,
-        has: Callable[[Resource], bool],
+        self, means: Means, figures: RunFigures, heads: Heads, has: Callable[[Resource], bool]
     ) -> None:
-        self._kube = kube
-        self._hand = hand
-        self._children = children
+        super().__init__(_KIND, _Memory, plan_run, means, figures)
         self._heads = heads
-        self._absent = absent
-        self._queues = queues
-        self._statuses = Statuses(hand, events, TRAINING_RUNS, _PROGRESS)
-        self._metrics = metrics
-        self._config = config
         self._has = has
-        self._memories: dict[Key, _Memory] = {}
 
-    async def run(self, key: Key) -> float | None:
-        """One pass; seconds until the next, None if the run is gone."""
-        namespace, name = key
-        try:
-            obj = await self._kube.get(TRAINING_RUNS, name, namespace)
-        except NotFound:
-            self._forget(key)
-            return None
-        if "deletionTimestamp" in obj["metadata"]:
-            self._forget(key)
-            return RESYNC_S
-        memory = self._remember(key, obj["metadata"]["uid"])
-        try:
-            return await self._pass(key, obj, memory)
-        except Conflict:
-            return AGAIN_S  # it was changed since it was read
-        except Refused as error:
-            # News is told at once; what is tried in every pass, until its name is free, not in a circle.
-            return AGAIN_S if memory.refused.put(error, obj["metadata"]["generation"]) else MISSING_S
-
-    async def _pass(self, key: Key, obj: Object, memory: _Memory) -> float:
-        now = datetime.now(UTC).replace(microsecond=0)
-        before = read_status(TrainingRunStatus, obj)
-        run = read(TrainingRun, obj, before)
-        if isinstance(run, str):
-            status = invalid_status(obj["metadata"]["generation"], run, before, now)
-            told = invalid_turns(before, status)
-            return await self._statuses.show(obj, status.to_json(), told, memory.written)
-        await self._children.confirm(_work(key))
-        seen = await self._observe(key, run, memory)
-        plan = plan_run(run, seen, now)
-        self._metrics.runs.put(key, plan.status or run.status)
-        pause = QUIET_S
-        if plan.status is not None:
-            wanted = plan.status.to_json()
-            pause = await self._statuses.show(obj, wanted, plan.events, memory.written)
-        await self._act(run, plan.steps, seen, memory)
-        return min(pause, _until(run, plan, seen))
+    @staticmethod
+    def _work(key: Key) -> WorkKey:
+        return "TrainingRun", *key
 
     def _forget(self, key: Key) -> None:
-        self._memories.pop(key, None)
-        self._heads.forget(_work(key))
-        self._children.forget(_work(key))
-        self._metrics.runs.drop(key)
+        super()._forget(key)
+        self._heads.forget(self._work(key))
 
-    def _remember(self, key: Key, uid: str) -> _Memory:
-        memory = self._memories.get(key)
-        if memory is None or memory.uid != uid:
-            self._forget(key)
-            memory = self._memories[key] = _Memory(uid)
-        return memory
-
-    async def _observe(self, key: Key, run: TrainingRun, memory: _Memory) -> RunObserved:
-        work, attempt = _work(key), run.status.attempt
-        pods = self._children.pods(work, "trainer", memory.uid)
+    async def _observe(self, key: Key, run: TrainingRun, memory: _Memory, now: datetime) -> RunObserved:
+        work, attempt, children = self._work(key), run.status.attempt, self._means.children
+        pods = children.pods(work, "trainer", memory.uid)
         engine = run.status.engine
         first = engine.head if engine is not None else None
         heads = (pod for pod in pods if pod.index == 0 and pod.attempt == attempt)
@@ -167,27 +91,25 @@ class Runs:
             self._heads.follow(work, head)
         else:
             self._heads.rest(work)
-        pools = {name: self._children.pool(key[0], name) for name in run.spec.pools}
-        if _is_over(run):
-            memory.refused.forget()
-        told = await memory.refused.told(self._hand, run.metadata.generation or 0)
+        pools = {name: children.pool(key[0], name) for name in run.spec.pools}
+        told = await memory.refused.told(self._means.hand, run.metadata.generation or 0)
         return RunObserved(
-            prepare=prepare_of(self._children, work, memory.uid),
-            policy=policy_of(self._children, key[0], policy_name(key[1]), memory.uid),
+            prepare=prepare_of(children, work, memory.uid),
+            policy=policy_of(children, key[0], policy_name(key[1]), memory.uid),
             pods=tuple(pods),
-            gone=tuple(self._children.gone(work, memory.uid, attempt)),
-            clusters=tuple(self._children.clusters(work, memory.uid)),
+            gone=tuple(children.gone(work, memory.uid, attempt)),
+            clusters=tuple(children.clusters(work, memory.uid)),
             kuberay=self._has(RAY_CLUSTERS),
             others=await self._others(key, run, memory),
-            missing=await self._absent.of(key[0], named(run)),
+            missing=await self._means.absent.of(key[0], named(run)),
             conflicts=told.conflicts,
             refused=told.refused,
             leaving=told.leaving,
-            head=self._children.ended(work, memory.uid, attempt) or self._heads.report(work, attempt),
+            head=children.ended(work, memory.uid, attempt) or self._heads.report(work, attempt),
             heard=self._heads.heard(work),
             silent=self._heads.silent(work),
             pools={name: pool.use for name, pool in pools.items() if pool is not None},
-            queue=await self._queues.of_run(work, run, memory.uid),
+            queue=await self._means.queues.of_run(work, run, memory.uid),
         )
 
     async def _others(self, key: Key, run: TrainingRun, memory: _Memory) -> tuple[Child, ...]:
@@ -195,62 +117,45 @@ class Runs:
         refs: list[Ref] = [("Service", trainer_name(name)), ("NetworkPolicy", trainer_name(name))]
         refs += [("ConfigMap", prepare_name(name)), ("NetworkPolicy", roles_name(name))]
         refs += [("ConfigMap", launch_name(name, n)) for n in (attempt - 1, attempt) if n > 0]
-        return await memory.others.seen(self._kube, key[0], refs, memory.uid, over=_is_over(run))
+        return await memory.others.seen(self._means.kube, key[0], refs, memory.uid, over=is_over(run.status))
 
-    async def _act(
-        self, run: TrainingRun, steps: tuple[Step, ...], seen: RunObserved, memory: _Memory
-    ) -> None:
-        namespace = run.metadata.namespace or ""
-        for step in steps:
+    async def _act(self, run: TrainingRun, plan: RunPlan, seen: RunObserved, memory: _Memory) -> None:
+        namespace, config = run.metadata.namespace or "", self._means.config
+        for step in plan.steps:
             match step:
                 case MakePrepare():
-                    await self._make(run, (roles_policy(run), *prepare_job(run, self._config)), seen, memory)
+                    await self._make(run, (roles_policy(run), *prepare_job(run, config)), seen, memory)
                 case MakePolicy():
-                    await self._make(run, [policy_pool(run, self._config)], seen, memory)
+                    await self._make(run, [policy_pool(run, config)], seen, memory)
                 case MakeAttempt(attempt, kuberay):
                     there = {("Pod", pod.name) for pod in seen.pods}
                     there |= {("RayCluster", cluster.name) for cluster in seen.clusters}
                     there |= {(child.kind, child.name) for child in seen.others}
-                    whole = attempt_objects(run, attempt, self._config, kuberay=kuberay)
+                    whole = attempt_objects(run, attempt, config, kuberay=kuberay)
                     await self._make(run, _unseen(whole, there), seen, memory)
-                case MakeNetwork(attempt):
-                    whole = attempt_objects(run, attempt, self._config)
-                    made = [each for each in whole if each["kind"] in NETWORK]
-                    await self._make(run, made, seen, memory)
+                case MakeNetwork():
+                    await self._make(run, network_objects(run, config), seen, memory)
                 case Remove(kind, name, uid, grace_s):
-                    await self._hand.remove(kind, namespace, name, uid, grace_s)
+                    await self._means.hand.remove(kind, namespace, name, uid, grace_s)
                     memory.others.removed(kind, name)
                 case AskSuspend(name, uid):
                     if memory.asked != uid:
-                        await self._hand.ask_suspend(namespace, name, uid)
+                        await self._means.hand.ask_suspend(namespace, name, uid)
                         memory.asked = uid
                 case _:
-                    await self._queues.act(run, step)
+                    await self._means.queues.act(run, step)
 
     async def _make(
         self, run: TrainingRun, manifests: Sequence[Object], seen: RunObserved, memory: _Memory
     ) -> None:
-        for manifest in await self._queues.place(run, seen.queue, manifests):
-            memory.others.made(str(manifest["kind"]), await self._hand.make(manifest))
+        for manifest in await self._means.queues.place(run, seen.queue, manifests):
+            memory.others.made(str(manifest["kind"]), await self._means.hand.make(manifest))
 
-
-def _work(key: Key) -> WorkKey:
-    return "TrainingRun", *key
+    @staticmethod
+    def _left(seen: RunObserved) -> bool:
+        made = seen.pods or seen.clusters or seen.others
+        return bool(made or seen.prepare.exists or seen.policy.exists)
 
 
 def _unseen(manifests: Sequence[Object], there: Collection[Ref]) -> list[Object]:
     return [each for each in manifests if (each["kind"], each["metadata"]["name"]) not in there]
-
-
-def _is_over(run: TrainingRun) -> bool:
-    return run.status.completion_time is not None
-
-
-def _until(run: TrainingRun, plan: RunPlan, seen: RunObserved) -> float:
-    """When to look again if nothing is heard before."""
-    return look_again(
-        over=_is_over(run),
-        left=bool(seen.pods or seen.clusters or seen.others or seen.prepare.exists or seen.policy.exists),
-        waits=bool(seen.missing or seen.conflicts or seen.refused),
-        wake_at=plan.wake_at,
-    )

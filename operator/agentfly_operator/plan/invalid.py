@@ -9,13 +9,14 @@ Guarantees:
 from datetime import datetime
 from typing import TypeVar
 
-from agentfly.api import Condition, RolloutJobStatus, TrainingRunStatus
+from agentfly.api import Condition, TrainingRunStatus
+from agentfly.api.common import WorkStatus
 from agentfly.api.reasons import ConditionType as Type
 from agentfly.api.reasons import EventReason, Reason, RolloutJobPhase, TrainingRunPhase
 from agentfly_operator.plan.said import condition_of
 from agentfly_operator.plan.turns import Event
 
-S = TypeVar("S", TrainingRunStatus, RolloutJobStatus)
+S = TypeVar("S", bound=WorkStatus)
 _OVER = ("Succeeded", "Failed")
 
 
@@ -53,7 +54,6 @@ def invalid_turns(before: S, after: S) -> tuple[Event, ...]:
         return ()
     reason = EventReason.InvalidSpec
     return (Event("Warning", reason, now.message, f"{reason.value} {now.message}"),)
-
 
 
 def _said(condition: Condition) -> tuple[str, str, str]:

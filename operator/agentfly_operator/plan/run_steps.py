@@ -36,9 +36,7 @@ class MakeAttempt:
 
 @dataclass(frozen=True, slots=True)
 class MakeNetwork:
-    """Create those objects that the pods of the attempt find each other by, and no pods."""
-
-    attempt: int
+    """Create those objects that the pods of all attempts find each other by, and no pods."""
 
 
 @dataclass(frozen=True, slots=True)

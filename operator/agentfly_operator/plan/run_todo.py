@@ -58,7 +58,7 @@ def steps(run: TrainingRun, after: TrainingRunStatus, seen: RunObserved) -> tupl
             found.append(MakeAttempt(before.attempt, by_kuberay(before)))
         found += _ask(before, after, seen)
         if made and _cut_off(run.metadata.name, seen):
-            found.append(MakeNetwork(before.attempt))  # last: it may be refused, and holds up nothing then
+            found.append(MakeNetwork())  # last: it may be refused, and holds up nothing then
     return tuple(found)
 
 

@@ -146,10 +146,15 @@ def attempt_objects(
     read = launch_map(run, "trainer", launch_name(name, attempt), launch, {ATTEMPT: str(attempt)})
     if not kuberay:
         pods = [trainer_pod_of(run, attempt, index, config) for index in nodes]
-        return read, _service(run), _policy(run, config), *pods
+        return read, *network_objects(run, config), *pods
     read["data"][HEALTHY_FILE] = HEALTHY
     head, other = (_trainer_template(run, attempt, index, config) for index in (0, None))
-    return read, _service(run), _policy(run, config), ray_cluster(run, attempt, head, other)
+    return read, *network_objects(run, config), ray_cluster(run, attempt, head, other)
+
+
+def network_objects(run: TrainingRun, config: Config) -> tuple[Object, Object]:
+    """The Service by which the trainer pods of all attempts are found, and the NetworkPolicy of these."""
+    return _service(run), _policy(run, config)
 
 
 def trainer_pod_of(run: TrainingRun, attempt: int, index: int, config: Config) -> Object:

@@ -18,7 +18,7 @@ from agentfly.kube import (
 )
 from agentfly.roles.launch import Report
 from agentfly.roles.worker import WorkerReport
-from agentfly_operator.cluster import jobs as module
+from agentfly_operator.cluster import passes as module
 from agentfly_operator.cluster import works as works_module
 from agentfly_operator.cluster.absent import Absent
 from agentfly_operator.cluster.children import Children, _projection
@@ -26,6 +26,7 @@ from agentfly_operator.cluster.events import Events
 from agentfly_operator.cluster.hand import Hand
 from agentfly_operator.cluster.jobs import RolloutJobs
 from agentfly_operator.cluster.metrics import Metrics
+from agentfly_operator.cluster.passes import Means
 from tests.unit.operator.fake_kube import FakeKube
 from tests.unit.operator.kueue import Kueue
 from tests.unit.operator.make import CONFIG
@@ -66,7 +67,8 @@ class World:
         hand = Hand(kube, self.children, metrics, lambda: self.leads)
         absent, events = Absent(kube, self.children), Events(kube, "operator-0", metrics)
         queues = Kueue(self.kube, hand, self.children, absent).queues
-        self.jobs = RolloutJobs(kube, hand, self.children, absent, queues, events, metrics, CONFIG)
+        means = Means(kube, hand, self.children, absent, queues, events, CONFIG)
+        self.jobs = RolloutJobs(means, metrics.jobs)
         self.shown: dict[str, tuple[str, Obj]] = {}
 
     def create(self, **spec: Any) -> None:

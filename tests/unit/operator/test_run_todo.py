@@ -44,7 +44,7 @@ def test_what_pods_find_each_other_by_is_made_again() -> None:
     world.trains()
     for kind in ("Service", "NetworkPolicy"):
         gone = world.others.pop((kind, "first-trainer"))
-        assert world.plan().steps == (MakeNetwork(1),)
+        assert world.plan().steps == (MakeNetwork(),)
         world.settle()
         assert world.others[kind, "first-trainer"].uid != gone.uid
     del world.others["ConfigMap", "first-launch-1"]  # the pods have read it

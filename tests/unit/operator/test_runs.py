@@ -22,7 +22,7 @@ from agentfly.kube import (
 )
 from agentfly.roles.launch import Report
 from agentfly_operator.cluster import absent as absent_module
-from agentfly_operator.cluster import runs as module
+from agentfly_operator.cluster import passes as module
 from agentfly_operator.cluster import works as works_module
 from agentfly_operator.cluster.absent import Absent
 from agentfly_operator.cluster.children import Children, _projection
@@ -30,6 +30,7 @@ from agentfly_operator.cluster.events import Events
 from agentfly_operator.cluster.hand import Hand
 from agentfly_operator.cluster.heads import Heads
 from agentfly_operator.cluster.metrics import Metrics
+from agentfly_operator.cluster.passes import Means
 from agentfly_operator.cluster.runs import Runs
 from tests.unit.operator.fake_kube import FakeKube
 from tests.unit.operator.kueue import Kueue
@@ -64,8 +65,8 @@ class World:
         hand = Hand(kube, self.children, self.metrics, lambda: True)
         absent, events = Absent(kube, self.children), Events(kube, "operator-0", self.metrics)
         self.kueue = Kueue(self.kube, hand, self.children, absent)
-        others = (self.heads, absent, self.kueue.queues, events, self.metrics, CONFIG)
-        self.runs = Runs(kube, hand, self.children, *others, self.defined.__contains__)
+        means = Means(kube, hand, self.children, absent, self.kueue.queues, events, CONFIG)
+        self.runs = Runs(means, self.metrics.runs, self.heads, self.defined.__contains__)
         self.shown: dict[str, tuple[str, Obj]] = {}
 
     def create(self, **spec: Any) -> None:
