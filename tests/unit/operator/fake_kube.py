@@ -99,8 +99,8 @@ class FakeKube:
         marks = live["metadata"].setdefault("annotations", {})
         for mark, value in body["metadata"].get("annotations", {}).items():
             marks.pop(mark, None) if value is None else marks.update({mark: value})
-        if subresource:
-            live.setdefault(subresource, {}).update(copy.deepcopy(body[subresource]))
+        part = subresource or "spec"
+        live.setdefault(part, {}).update(copy.deepcopy(body.get(part, {})))
         live["metadata"]["resourceVersion"] = str(next(self._numbers))
         return copy.deepcopy(live)
 

@@ -1,161 +1,29 @@
 """Passes over one RolloutJob against an API server in memory; decisions are tested elsewhere."""
 
-from typing import Any, cast
-
 import pytest
 
 from agentfly.errors import AgentflyError
 from agentfly.kube import (
     CONFIG_MAPS,
     JOBS,
-    PERSISTENT_VOLUME_CLAIMS,
     PODS,
     RESOURCE_POOLS,
     ROLLOUT_JOBS,
-    Kube,
     KubeError,
     Resource,
 )
-from agentfly.roles.launch import Report
-from agentfly.roles.worker import WorkerReport
 from agentfly_operator.cluster import passes as module
 from agentfly_operator.cluster import works as works_module
-from agentfly_operator.cluster.absent import Absent
-from agentfly_operator.cluster.children import Children, _projection
-from agentfly_operator.cluster.events import Events
-from agentfly_operator.cluster.hand import Hand
-from agentfly_operator.cluster.jobs import RolloutJobs
-from agentfly_operator.cluster.metrics import Metrics
-from agentfly_operator.cluster.passes import Means
-from tests.unit.operator.fake_kube import FakeKube
-from tests.unit.operator.kueue import Kueue
-from tests.unit.operator.make import CONFIG
-from tests.unit.operator.make_work import META, SPEC
-
-Obj = dict[str, Any]
-KEY = ("team", "first")
-FOLLOWED: dict[str, Resource] = {"Pod": PODS, "Job": JOBS, "ResourcePool": RESOURCE_POOLS}
-DONE = {"conditions": [{"type": "Complete", "status": "True"}]}
-
-
-class Server(FakeKube):
-    """Merges what is patched of a spec, too."""
-
-    async def patch(
-        self, resource: Resource, name: str, body: Obj, namespace: str, *, subresource: str = ""
-    ) -> Obj:
-        found = await super().patch(resource, name, body, namespace, subresource=subresource)
-        self.objects[resource.plural, namespace, name]["spec"].update(body.get("spec", {}))
-        return found
-
-
-class World:
-    """One job, its API server, and watches that show what the test wants."""
-
-    def __init__(self) -> None:
-        self.kube = Server()
-        self.leads = True
-        self.begin()
-        self.kube.put(PERSISTENT_VOLUME_CLAIMS, {"metadata": {"name": "runs", "namespace": "team"}})
-        self.kube.put(CONFIG_MAPS, {"metadata": {"name": "quickstart", "namespace": "team"}})
-
-    def begin(self) -> None:
-        """An operator that remembers nothing."""
-        kube, metrics = cast(Kube, self.kube), Metrics()
-        self.metrics = metrics
-        self.children = Children(kube, (), lambda _: None)
-        hand = Hand(kube, self.children, metrics, lambda: self.leads)
-        absent, events = Absent(kube, self.children), Events(kube, "operator-0", metrics)
-        queues = Kueue(self.kube, hand, self.children, absent).queues
-        means = Means(kube, hand, self.children, absent, queues, events, CONFIG)
-        self.jobs = RolloutJobs(means, metrics.jobs)
-        self.shown: dict[str, tuple[str, Obj]] = {}
-
-    def create(self, **spec: Any) -> None:
-        workers = {"count": 2, "tasksPerShard": 2}
-        whole = {**SPEC, "workers": workers, "rollout": {"groupSize": 2}, **spec}
-        meta = {**META, "generation": 1}
-        self.kube.put(ROLLOUT_JOBS, {"kind": "RolloutJob", "metadata": meta, "spec": whole, "status": {}})
-
-    def show(self) -> None:
-        """The watches catch up."""
-        there: dict[str, tuple[str, Obj]] = {}
-        for kind, resource in FOLLOWED.items():
-            for (plural, _, _), obj in self.kube.objects.items():
-                if plural == resource.plural:
-                    there[obj["metadata"]["uid"]] = kind, _projection(kind)(obj)
-        for uid, (_, obj) in self.shown.items():
-            if uid not in there:
-                self.children.heard("DELETED", obj)
-        for _, obj in there.values():
-            self.children.heard("MODIFIED", obj)
-        self.shown = there
-
-    async def look(self, times: int = 1) -> float | None:
-        after = None
-        for _ in range(times):
-            self.show()
-            after = await self.jobs.run(KEY)
-        return after
-
-    def live(self, resource: Resource, name: str) -> Obj:
-        return self.kube.objects[resource.plural, "team", name]
-
-    @property
-    def status(self) -> Obj:
-        return cast(Obj, self.live(ROLLOUT_JOBS, "first")["status"])
-
-    def pod(self, job: str, name: str, index: int, report: Report | None) -> None:
-        """A pod of a Job, that ended with this report or still runs."""
-        owner = self.live(JOBS, job)
-        marks = {**owner["spec"]["template"]["metadata"]["labels"]}
-        marks["batch.kubernetes.io/job-completion-index"] = str(index)
-        meta = {
-            "name": name,
-            "namespace": "team",
-            "labels": marks,
-            "ownerReferences": [{"kind": "Job", "controller": True, "uid": owner["metadata"]["uid"]}],
-        }
-        status: Obj = {"phase": "Running"}
-        if report is not None:
-            terminated = {
-                "exitCode": report.exit_code,
-                "reason": "Completed",
-                "message": report.termination_message(),
-            }
-            status["phase"] = "Failed" if report.exit_code else "Succeeded"
-            role = marks["agentfly.dev/role"]
-            status["containerStatuses"] = [{"name": role, "state": {"terminated": terminated}}]
-        self.kube.put(PODS, {"metadata": meta, "spec": {}, "status": status})
-
-    def prepared(self, tasks: int = 5) -> None:
-        self.pod("first-prepare", "prepare", 0, Report(phase="Ended", exit_code=0, tasks=tasks))
-        self.live(JOBS, "first-prepare")["status"] = DONE
-
-    def served(self) -> None:
-        ready = {"type": "Ready", "status": "True", "reason": "MinAvailable", "message": ""}
-        self.live(RESOURCE_POOLS, "first-policy")["status"] = {"conditions": [ready]}
-
-    def finished(self, index: int, scored: int = 4) -> None:
-        shard = WorkerReport(total=4, scored=scored, reward_mean=0.5, reward_min=0.0, reward_max=1.0)
-        self.pod("first-workers", f"pod-{index}", index, Report(phase="Ended", exit_code=0, shard=shard))
-
-    async def to_workers(self) -> None:
-        await self.look(2)
-        self.prepared()
-        await self.look(3)
-        self.served()
-        await self.look(3)
-        assert self.status["phase"] == "Running"
+from tests.unit.operator.pass_world import DONE, Obj, OneJob
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(monkeypatch: pytest.MonkeyPatch) -> OneJob:
     monkeypatch.setattr(works_module, "STATUS_S", 0.0)
-    return World()
+    return OneJob()
 
 
-async def test_a_job_from_its_beginning_to_its_end(world: World) -> None:
+async def test_a_job_from_its_beginning_to_its_end(world: OneJob) -> None:
     world.create()
     await world.look(2)
     assert (world.status["phase"], world.kube.names(JOBS)) == ("Starting", {"first-prepare"})
@@ -196,7 +64,7 @@ async def test_a_job_from_its_beginning_to_its_end(world: World) -> None:
     assert world.kube.calls[before:] == [("get", "rolloutjobs", "first")]
 
 
-async def test_quiet_job_costs_one_request_a_pass_and_no_write(world: World) -> None:
+async def test_quiet_job_costs_one_request_a_pass_and_no_write(world: OneJob) -> None:
     world.create()
     await world.to_workers()
     await world.look(2)
@@ -207,7 +75,7 @@ async def test_quiet_job_costs_one_request_a_pass_and_no_write(world: World) -> 
 
 @pytest.mark.parametrize("passes", range(1, 10))
 async def test_an_operator_that_remembers_nothing_goes_on_where_another_was(
-    world: World, passes: int
+    world: OneJob, passes: int
 ) -> None:
     world.create()
     done = 0
@@ -231,7 +99,7 @@ async def test_an_operator_that_remembers_nothing_goes_on_where_another_was(
 
 
 async def test_counts_that_could_not_be_written_are_added_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: OneJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.create()
     await world.to_workers()
@@ -252,7 +120,7 @@ async def test_counts_that_could_not_be_written_are_added_once(
     assert (world.status["tasks"]["scored"], world.status["reward"]["mean"]) == (4, "0.5")
 
 
-async def test_number_of_workers_and_suspension_reach_the_job(world: World) -> None:
+async def test_number_of_workers_and_suspension_reach_the_job(world: OneJob) -> None:
     world.create()
     await world.to_workers()
     spec = world.live(ROLLOUT_JOBS, "first")["spec"]
@@ -277,7 +145,7 @@ async def test_number_of_workers_and_suspension_reach_the_job(world: World) -> N
     assert world.status["phase"] == "Running"
 
 
-async def test_a_job_that_is_being_deleted_gets_nothing_and_one_that_is_gone_ends(world: World) -> None:
+async def test_a_job_that_is_being_deleted_gets_nothing_and_one_that_is_gone_ends(world: OneJob) -> None:
     world.create()
     await world.look(2)
     world.live(ROLLOUT_JOBS, "first")["metadata"]["deletionTimestamp"] = "2026-11-30T12:00:00Z"
@@ -290,7 +158,7 @@ async def test_a_job_that_is_being_deleted_gets_nothing_and_one_that_is_gone_end
 
 
 async def test_a_name_that_another_has_is_told_and_nothing_is_overwritten(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: OneJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(works_module, "MISSING_S", 0.0)
     theirs = world.kube.put(JOBS, {"metadata": {"name": "first-prepare", "namespace": "team"}})
@@ -305,12 +173,12 @@ async def test_a_name_that_another_has_is_told_and_nothing_is_overwritten(
     assert world.status["phase"] == "Starting"
 
 
-def stalled(world: World) -> tuple[str, str, str]:
+def stalled(world: OneJob) -> tuple[str, str, str]:
     found = next(each for each in world.status["conditions"] if each["type"] == "Stalled")
     return found["status"], found["reason"], found["message"]
 
 
-async def test_a_quota_is_told_as_what_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quota_is_told_as_what_it_is(world: OneJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(works_module, "MISSING_S", 0.0)
     world.kube.refuses["create", "jobs"] = KubeError("exceeded quota: jobs", status=403)
     world.create()
@@ -322,7 +190,7 @@ async def test_a_quota_is_told_as_what_it_is(world: World, monkeypatch: pytest.M
     assert (stalled(world)[0], world.kube.names(JOBS)) == ("False", {"first-prepare"})
 
 
-async def test_a_spec_that_is_not_understood_is_told_in_status_and_event(world: World) -> None:
+async def test_a_spec_that_is_not_understood_is_told_in_status_and_event(world: OneJob) -> None:
     world.create(workers={"count": -1})
     await world.look(3)
     assert stalled(world)[:2] == ("True", "InvalidSpec")
@@ -332,7 +200,7 @@ async def test_a_spec_that_is_not_understood_is_told_in_status_and_event(world: 
     assert [(each["type"], each["reason"]) for each in told] == [("Warning", "InvalidSpec")]
 
 
-async def test_a_status_that_cannot_be_read_is_never_written_over(world: World) -> None:
+async def test_a_status_that_cannot_be_read_is_never_written_over(world: OneJob) -> None:
     world.create()
     await world.to_workers()
     world.status["shards"]["newer"] = 1
@@ -346,7 +214,7 @@ async def test_a_status_that_cannot_be_read_is_never_written_over(world: World) 
 
 
 async def test_what_is_left_of_a_job_of_this_name_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: OneJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(works_module, "MISSING_S", 0.0)
     owner = {"kind": "RolloutJob", "name": "first", "uid": "the-job-before", "controller": True}
@@ -367,7 +235,7 @@ async def test_what_is_left_of_a_job_of_this_name_is_waited_for(
 
 
 async def test_what_was_refused_for_an_older_spec_is_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: OneJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(works_module, "MISSING_S", 600.0)
     world.kube.refuses["create", "jobs"] = KubeError("exceeded quota: jobs", status=403)

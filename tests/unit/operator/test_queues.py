@@ -21,7 +21,7 @@ from agentfly_operator.cluster import absent as absent_module
 from agentfly_operator.cluster import queues as module
 from agentfly_operator.cluster import works as works_module
 from tests.unit.operator.kueue import GPU
-from tests.unit.operator.test_runs import World as OneRun
+from tests.unit.operator.pass_world import OneRun
 
 Obj = dict[str, Any]
 LABELS = {"kueue.x-k8s.io/queue-name": "team-a"}
