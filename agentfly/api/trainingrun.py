@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from agentfly.api.algorithm import WITH_ROLLOUTS, Algorithm
+from agentfly.api.asynchronous import WITH_THE_REST, Asynchronous
 from agentfly.api.base import ApiModel, Decimal, Int, NameSet, Rule, Time, immutable, untouched
 from agentfly.api.common import (
     REACHABLE_MODEL,
@@ -270,6 +271,11 @@ class TrainingRunSpec(ApiModel):
     algorithm: Algorithm = Field(
         default=Algorithm(), description="The update. Absent: its defaults.", json_schema_extra=FIXED
     )
+    asynchronous: Asynchronous | None = Field(
+        default=None,
+        description="Rollouts go on while the policy is updated. Absent: each step waits for its own.",
+        json_schema_extra=FIXED,
+    )
     rollout: Rollout = Field(
         default=Rollout(),
         description="From task to trajectories. Absent: its defaults.",
@@ -313,6 +319,7 @@ class TrainingRunSpec(ApiModel):
     rules: ClassVar = (
         REACHABLE_MODEL,
         *WITH_ROLLOUTS,
+        *WITH_THE_REST,
         Rule(
             cel="self.tasksPerStep * self.rollout.groupSize % "
             "(self.trainer.nodes * (self.trainer.gpusPerNode == 0 ? 1 : self.trainer.gpusPerNode)) == 0",

@@ -189,6 +189,7 @@ def trainer_config(run: TrainingRun, places: Places, attempt: int) -> TrainerCon
         tasks_per_step=spec.tasks_per_step,
         group_size=rollout.group_size,
         algorithm=spec.algorithm,
+        asynchronous=spec.asynchronous,
         strategy=rollout.strategy,
         max_turns=rollout.max_turns,
         max_tokens_per_turn=rollout.max_tokens_per_turn,

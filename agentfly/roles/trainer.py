@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentfly.api import Strategy
 from agentfly.api.algorithm import Algorithm
+from agentfly.api.asynchronous import Asynchronous
 
 EXIT_SUSPENDED: Final = 85  # asked to suspend: the checkpoint is on disk, start again to go on
 EXIT_STALLED: Final = 86  # the watchdog saw no step for stall_timeout_s
@@ -58,6 +59,7 @@ class TrainerConfig(BaseModel):
     group_size: int = Field(ge=1)
 
     algorithm: Algorithm = Algorithm()
+    asynchronous: Asynchronous | None = None  # None: a step trains on its own rollouts
 
     strategy: Strategy = Strategy()
     max_turns: int = Field(ge=1)
@@ -109,6 +111,11 @@ class TrainerConfig(BaseModel):
     def max_response_tokens(self) -> int:
         """Tokens after the prompt: sampled ones and observations."""
         return self.max_context_tokens - self.max_prompt_tokens
+
+    @property
+    def ahead(self) -> int:
+        """How many steps of rollouts are played ahead."""
+        return 0 if self.asynchronous is None else self.asynchronous.max_staleness
 
     @property
     def rows(self) -> int:

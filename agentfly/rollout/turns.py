@@ -4,7 +4,8 @@ Guarantees:
 1. The context budget is checked before generating: prompt plus answer never exceed ``max_context_tokens``.
 2. A turn over its deadline ends the rollout as ``Masked("turn_deadline")``, also while the server answers
    (see below). ``ModelUnavailable`` is for a server that cannot be reached, refuses or hangs up.
-3. An answer that the server aborts is continued from where it stopped, by whichever weights answer then.
+3. An answer that the server aborts is continued from where it stopped, by whichever weights answer then. A
+   server that aborts the same answer `_ABORTS` times before it writes a token is taken for broken.
 4. A seed gives each turn of each rollout a seed of its own: a group is not one answer many times.
 5. For the same sampled ids a turn is the same under every strategy: the same calls in the same order, and the
    same messages.
@@ -26,6 +27,8 @@ from agentfly.rollout.calls import run_calls
 from agentfly.rollout.outcomes import Failed, Masked
 from agentfly.rollout.play import Ended, Play
 from agentfly.rollout.transcript import Transcript
+
+_ABORTS = 3
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ async def _turn(play: Play) -> AsyncIterator[None]:
 
 async def _generate(play: Play, limits: Limits) -> str:
     """Sample one turn into the ledger; returns why it stopped."""
-    left, ledger = limits.max_tokens_per_turn, play.ledger
+    left, ledger, aborts = limits.max_tokens_per_turn, play.ledger, 0
     if isinstance(ledger, Transcript):
         sampling = _for_request(play, min(left, limits.room(play)), f"{play.turns}.0")
         return await ledger.answer(sampling, play.ctx.deadlines.turn)
@@ -132,8 +135,9 @@ async def _generate(play: Play, limits: Limits) -> str:
         ledger.append(sampled, play.turns)
         if sampled.finish_reason != "abort":
             return sampled.finish_reason
-        if not sampled.ids:
-            raise ModelUnavailable("model: aborted the answer before its first token")
+        aborts = 0 if sampled.ids else aborts + 1
+        if aborts == _ABORTS:
+            raise ModelUnavailable(f"model: aborted the answer {aborts} times before a token of it")
         left -= len(sampled.ids)
 
 

@@ -3,7 +3,8 @@
 Guarantees:
 1. A rollout that fails, is masked or finds no infrastructure gives no rows and raises nothing: verl would
    drop the whole group for an exception (and, in its old trainer, the batch).
-2. An answer by weights that are not the step's raises: the attempt must end.
+2. An answer by weights that are not the step's raises: the attempt must end. Where rollouts run ahead those
+   of the ``max_staleness`` steps before are the step's too.
 3. Every rollout is appended to the trajectories and the outcomes before verl sees it.
 4. At most ``concurrency`` rollouts of a process run at a time.
 5. The policy is asked at the servers that this process was told of; where there are none, at verl's own.
@@ -92,10 +93,10 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
         group = f"s{step}-t{fields['index']}"
         rollout_id = f"{group}-r{fields['session_id']}"
         # Weights get the number of the step that made them; verl validates with those of the step itself.
-        versions = frozenset({str(step - 1), str(step)})
-        pinned = [PinnedModel(server, server.base_url, versions) for server in worker.models]
+        allowed = max(0, step - 1 - worker.config.ahead), step
+        pinned = [PinnedModel(server, server.base_url, *allowed) for server in worker.models]
         if worker.config.servers is not None:
-            pinned = [PinnedModel(VerlModel(self.server_manager), NAME, versions)]
+            pinned = [PinnedModel(VerlModel(self.server_manager), NAME, *allowed)]
         async with worker.slots:
             trajectory = await rollout_one(
                 worker.agent,

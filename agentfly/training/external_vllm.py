@@ -4,6 +4,8 @@ Guarantees:
 1. verl starts no server and no process for one: rollouts talk to the servers directly (``agent_loop``).
 2. After ``update_weights`` every server answers with the new weights, under the version
    ``str(global_steps)``; if one does not, the step fails with that server's name.
+   An answer that was being written comes back as far as it was, and no token of it is by weights of another
+   version than it says.
 3. Every request to a server has a deadline.
 4. Weight files are readable by any user, complete before a server hears of them, and gone afterwards.
 
@@ -118,9 +120,11 @@ async def publish(urls: list[str], folder: Path, version: str) -> None:
 
 async def _publish_to(session: aiohttp.ClientSession, url: str, folder: Path, version: str) -> None:
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    # Paused, a server keeps what it is asked; one that an attempt left so is resumed by the next.
+    await _post(session, f"{url}/pause?mode=abort&clear_cache=true", {}, _CONTROL_TIMEOUT_S)
     await _post(session, f"{url}/collective_rpc", reload, _RELOAD_TIMEOUT_S)
-    await _post(session, f"{url}/reset_prefix_cache", {}, _CONTROL_TIMEOUT_S)
     await _post(session, f"{url}/update_weight_version", {"new_version": version}, _CONTROL_TIMEOUT_S)
+    await _post(session, f"{url}/resume", {}, _CONTROL_TIMEOUT_S)
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any], timeout: float) -> None:

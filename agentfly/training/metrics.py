@@ -21,6 +21,7 @@ from agentfly.api.reasons import Reason
 from agentfly.errors import AgentflyError
 from agentfly.roles.steps import read_steps
 from agentfly.roles.trainer import TrainerConfig
+from agentfly.training import checkpoints
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 
 _NAMES = {  # ours -> verl's
@@ -38,6 +39,10 @@ _NAMES = {  # ours -> verl's
     "learning_rate": "actor/lr",
     "response_tokens": "response_length/mean",
     "prompt_tokens": "prompt_length/mean",
+    "staleness_mean": "training/off_policy/trajectory_staleness_worst/mean",
+    "staleness_max": "training/off_policy/trajectory_staleness_worst/max",
+    "importance_mean": "rollout_corr/rollout_is_mean",
+    "importance_max": "rollout_corr/rollout_is_max",
 }
 
 
@@ -61,11 +66,11 @@ def write_owed(config: TrainerConfig, resumed: int | None) -> list[int]:
         if not owed - lines.keys():
             break
         earlier = config.model_copy(update={"attempt": attempt})
-        outcomes = OutcomeReader(config.outcomes_dir, attempt)
+        outcomes = OutcomeReader(config.outcomes_dir, attempt, ahead=config.ahead > 0)
         outcomes.read()
         logged = {int(entry["step"]): entry["data"] for entry in LineReader(earlier.verl_metrics_file).read()}
-        for step in owed & outcomes.steps.keys() - lines.keys():
-            lines[step] = step_line(step, attempt, time.time(), logged.get(step, {}), outcomes.steps[step])
+        for step in owed.intersection(outcomes.steps) - lines.keys():
+            lines[step] = step_line(step, attempt, time.time(), logged.get(step, {}), outcomes.of(step))
     if lines:
         with config.metrics_file.open("a") as handle:
             handle.writelines(json.dumps(lines[step]) + "\n" for step in sorted(lines))
@@ -93,7 +98,7 @@ class MetricsFollower:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._logged = LineReader(config.verl_metrics_file)
-        self._outcomes = OutcomeReader(config.outcomes_dir, config.attempt)
+        self._outcomes = OutcomeReader(config.outcomes_dir, config.attempt, ahead=config.ahead > 0)
         self._lock = threading.Lock()  # the watchdog's thread and the end of the run both poll
 
     def poll(self) -> int:
@@ -108,7 +113,8 @@ class MetricsFollower:
                 self._outcomes.read()  # after verl's line: all rollouts of that step are on disk by then
             for entry in entries:
                 step = int(entry["step"])
-                outcomes = self._outcomes.steps.pop(step, StepOutcomes())
+                outcomes = self._outcomes.of(step)
+                self._outcomes.forget(step)
                 line = step_line(step, self._config.attempt, time.time(), entry["data"], outcomes)
                 with self._config.metrics_file.open("a") as handle:
                     handle.write(json.dumps(line) + "\n")
@@ -120,8 +126,11 @@ class MetricsFollower:
         """What the rollouts of steps that never ended came to, for the error of a failed attempt."""
         with self._lock:
             self._outcomes.read()
-        parts = []
-        for step, outcomes in sorted(self._outcomes.steps.items()):
+        parts, saved = [], max(checkpoints.steps(self._config.checkpoint_dir), default=0)
+        for step in self._outcomes.steps:
+            if step <= saved:
+                continue
+            outcomes = self._outcomes.of(step)
             counts = ", ".join(f"{n} {name}" for name, n in outcomes.counts.items())
             reasons = ", ".join(f"{reason} x {n}" for reason, n in outcomes.reasons.most_common(5))
             parts.append(f"step {step}: {counts}" + (f" ({reasons})" if reasons else ""))

@@ -21,6 +21,7 @@ def record(step: int, trajectory: Trajectory) -> dict[str, Any]:
     outcome = trajectory.outcome
     return {
         "step": step,
+        "rollout": trajectory.rollout_id,
         "outcome": outcome.type,
         "reason": "" if isinstance(outcome, Scored) else outcome.reason,
         "reward": trajectory.reward,
@@ -97,17 +98,40 @@ class LineReader:
 
 
 class OutcomeReader:
-    """Sums the records of all workers of one attempt."""
+    """Sums the records of all workers of one attempt, and of those before it where rollouts run ahead.
 
-    def __init__(self, folder: Path, attempt: int) -> None:
+    Args:
+        ahead: an attempt trains on what those before it played of later steps; of a rollout that was played
+            again, its last attempt counts.
+    """
+
+    def __init__(self, folder: Path, attempt: int, *, ahead: bool = False) -> None:
+        self._patterns = [f"attempt-{each}-*.jsonl" for each in range(1 if ahead else attempt, attempt + 1)]
         self._folder = folder
-        self._pattern = f"attempt-{attempt}-*.jsonl"
         self._files: dict[Path, LineReader] = {}
-        self.steps: defaultdict[int, StepOutcomes] = defaultdict(StepOutcomes)
+        self._records: defaultdict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+
+    @property
+    def steps(self) -> list[int]:
+        """Those with a record, in order."""
+        return sorted(self._records)
 
     def read(self) -> None:
         """Take in what was written since the last call."""
-        for path in self._folder.glob(self._pattern):
-            reader = self._files.setdefault(path, LineReader(path))
-            for entry in reader.read():
-                self.steps[entry["step"]].add(entry)
+        for pattern in self._patterns:
+            for path in self._folder.glob(pattern):
+                reader = self._files.setdefault(path, LineReader(path))
+                for entry in reader.read():
+                    self._records[entry["step"]][entry["rollout"]] = entry
+
+    def of(self, step: int) -> StepOutcomes:
+        """The sum over the rollouts of a step."""
+        total = StepOutcomes()
+        for entry in self._records.get(step, {}).values():
+            total.add(entry)
+        return total
+
+    def forget(self, step: int) -> None:
+        """Nobody will ask for this step, or for one before it."""
+        for each in [known for known in self._records if known <= step]:
+            del self._records[each]

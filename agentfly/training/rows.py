@@ -7,6 +7,7 @@ Guarantees:
 3. The reward stands on the last row of the rollout; verl gives it to the others. What a rollout loses for
    its length is taken off there, and nowhere else: ``outcome`` is what the agent's reward said.
 4. Each row says which of its tokens are of which turn: ``steps``, as (start, end, anchor, reward).
+5. Each row says which weights are the oldest and the newest that sampled the rollout, by their steps.
 """
 
 from typing import Any
@@ -20,13 +21,15 @@ def verl_rows(trajectory: Trajectory, weights: int, overlong: Overlong | None = 
 
     Args:
         trajectory: the rollout.
-        weights: the version of the weights that verl expects the step's rollouts to come from.
+        weights: those that the step's rollouts come from, where the trajectory does not say.
         overlong: what a long rollout loses. None: nothing.
     """
     if trajectory.reward is None:
         return []
     penalty = 0.0 if overlong is None else overlong.penalty(trajectory.sampled_tokens)
     last = len(trajectory.rows) - 1
+    spans = [span.version for row in trajectory.rows for span in row.weight_versions]
+    versions = [int(version) for version in spans if version is not None] or [weights]
     tool_seconds = sum(call.seconds for call in trajectory.tool_calls)
     return [
         {
@@ -38,9 +41,9 @@ def verl_rows(trajectory: Trajectory, weights: int, overlong: Overlong | None = 
             "num_turns": 1 + trajectory.turns + len(trajectory.tool_calls),
             "metrics": {"generate_sequences": trajectory.seconds, "tool_calls": tool_seconds},
             "extra_fields": {
-                "min_global_steps": weights,
-                "max_global_steps": weights,
-                "global_steps": weights,
+                "min_global_steps": min(versions),
+                "max_global_steps": max(versions),
+                "global_steps": max(versions),
                 "reward_extra_info": {},
                 "turn_scores": [],
                 "tool_rewards": [],

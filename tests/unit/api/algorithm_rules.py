@@ -22,6 +22,14 @@ WHOLE = (
     "spec.algorithm: algorithm clips the probability of whole rollouts, and with this rollout.strategy they "
     "are cut into several rows; set rollout.strategy to {type: Chain}, or name to grpo"
 )
+REPLACED = (
+    "spec.asynchronous: asynchronous plays the tasks of later steps ahead, and dapo replaces groups within "
+    "their step; set algorithm.name to grpo, or remove asynchronous"
+)
+STILL = (
+    "spec.asynchronous: asynchronous needs servers that go on while the policy is updated, and "
+    "inference.mode is Colocated; set inference.mode to Separate, or remove asynchronous"
+)
 BUFFER = (
     "spec.algorithm.dapo.overlong.bufferTokens: bufferTokens is not less than maxTokens: the shortest "
     "rollout would lose reward; set bufferTokens to less than maxTokens"
@@ -74,6 +82,12 @@ REFUSED: dict[str, Case] = {
         f"gspo with {strategy}": ("TrainingRun", {**_named("gspo"), "rollout.strategy": strategy}, [WHOLE])
         for strategy in ({"type": "Step"}, {"whenFull": "DropOldest"}, {"whenFull": "Summarise"})
     },
+    "dapo with rollouts ahead": ("TrainingRun", {**_named("dapo"), "asynchronous": {}}, [REPLACED]),
+    "rollouts ahead of servers that stand still": (
+        "TrainingRun",
+        {"asynchronous": {}, "trainer.gpusPerNode": 1, "inference": {"mode": "Colocated", "gpus": 1}},
+        [STILL],
+    ),
     "a penalty for the shortest rollout": ("TrainingRun", _overlong(64, 64), [BUFFER]),
 }
 
@@ -91,6 +105,11 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"{name} with groups of one": ("TrainingRun", {**_named(name), "rollout.groupSize": 1})
         for name in WITHOUT_GROUPS
+    },
+    **{
+        f"{name} with rollouts ahead": ("TrainingRun", {**_named(name), "asynchronous": {"maxStaleness": 4}})
+        for name in NAMES
+        if name != "dapo"
     },
     "equal clips": ("TrainingRun", {"algorithm.clipLow": 0.28}),
     "a group of two": ("TrainingRun", {"rollout.groupSize": 2}),

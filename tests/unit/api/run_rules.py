@@ -326,6 +326,11 @@ CHANGES: dict[str, Case] = {
         {"storage": {"claim": "a"}},
         ["spec.storage: storage is immutable; make a new run under another name"],
     ),
+    "rollouts that were not played ahead": (
+        "TrainingRun",
+        {"asynchronous": {}},
+        ["spec.asynchronous: asynchronous is immutable; make a new run under another name"],
+    ),
     "the pods of servers": ("TrainingRun", {"inference.pod.cpu": 1}, [f"spec.inference: {RUN}"]),
     "suspend of a job": ("RolloutJob", {"suspend": True}, []),
     "the workers of a job": ("RolloutJob", {"workers.count": 5}, []),

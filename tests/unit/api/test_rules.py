@@ -223,6 +223,11 @@ def test_a_storage_is_as_fixed_as_its_absence(kind: str, text: str) -> None:
     assert server_refusals(kind, other, one) == [f"spec.storage: {text}"]
 
 
+def test_playing_ahead_is_as_fixed_as_its_absence() -> None:
+    one, two = (made("TrainingRun", {"asynchronous": {"maxStaleness": n}}) for n in (1, 2))
+    assert server_refusals("TrainingRun", two, one) == [f"spec.asynchronous: {RUN}"]
+
+
 def test_every_rule_of_every_schema_was_seen_to_refuse() -> None:
     refused = {text for _, _, texts in [*REFUSED.values(), *CHANGES.values()] for text in texts}
     known = {
@@ -236,6 +241,7 @@ def test_every_rule_of_every_schema_was_seen_to_refuse() -> None:
     of_states = {text for _, _, texts in STATES.values() for text in texts}
     assert known - refused - of_states == {
         f"spec.limit: {JOB}",
+        f"spec.asynchronous: {RUN}",
         f"spec.storage: {RUN}",
         f"spec.storage: {JOB}",
     }

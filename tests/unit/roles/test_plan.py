@@ -113,6 +113,7 @@ def test_every_field_of_a_run_reaches_the_trainer():
             **{"name": "gigpo", "learningRate": 0.5, "clipLow": 0.1, "clipHigh": 0.4, "gamma": 0.9},
             "gigpo": {"stepWeight": 2, "meanOver": "Steps"},
         },
+        "asynchronous": {"maxStaleness": 3, "importanceCap": 5},
         "rollout": {
             "groupSize": 4,
             "concurrency": 3,
@@ -148,6 +149,7 @@ def test_every_field_of_a_run_reaches_the_trainer():
             **{"ppo": None, "hgpo": None, "dapo": None},
             "gigpo": {"step_weight": 2.0, "normalization": "Mean", "mean_over": "Steps"},
         },
+        "asynchronous": {"max_staleness": 3, "importance_cap": 5.0},
         "strategy": {"type": "Step", "when_full": "Stop", "history": 3, "prompt_builder": "agent.py:see"},
         "max_turns": 9,
         "max_tokens_per_turn": 11,

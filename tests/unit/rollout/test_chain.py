@@ -287,8 +287,15 @@ async def test_pieces_of_an_aborted_answer_share_one_limit() -> None:
     assert trajectory.sampled_tokens == 9
 
 
-async def test_answer_aborted_at_once_is_an_infrastructure_failure() -> None:
-    trajectory = await play(sampled([], finish="abort"))
+async def test_answer_aborted_before_its_first_token_is_asked_for_again() -> None:
+    nothing, answer = sampled([], finish="abort"), sampled([40, 41, 42], finish="length")
+    trajectory, model, _ = await play_with_model(nothing, nothing, answer)
+    assert (trajectory.sampled_tokens, trajectory.attempt, len(model.prompts)) == (3, 0, 3)
+    assert model.prompts[0] == model.prompts[2]
+
+
+async def test_answer_aborted_at_once_each_time_is_an_infrastructure_failure() -> None:
+    trajectory = await play(*[sampled([], finish="abort")] * 3)
     assert (trajectory.outcome.type, trajectory.outcome.reason) == ("failed", "ModelUnavailable")
 
 

@@ -49,10 +49,12 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-async def play(loop: ModuleType, servers: list[Server], session: int, own: Any = None) -> None:
+async def play(
+    loop: ModuleType, servers: list[Server], session: int, own: Any = None, ahead: int = 0
+) -> None:
     nothing: Any = None
     worker = SimpleNamespace(
-        config=SimpleNamespace(max_infra_retries=1, algorithm=Algorithm(), servers=own),
+        config=SimpleNamespace(max_infra_retries=1, algorithm=Algorithm(), servers=own, ahead=ahead),
         models=tuple(servers),
         slots=asyncio.Semaphore(1),
         write=lambda step, trajectory: None,
@@ -83,8 +85,17 @@ async def test_weights_of_another_step_end_the_attempt_and_name_the_server(loop:
             await model.generate([1], SAMPLING, request_id=f"{rollout_id}.0.n.0.0", deadline=1.0)
 
     loop.rollout_one = swallow  # type: ignore[attr-defined]
-    with pytest.raises(StaleWeights, match=r"model http://m:[01]: answered with weights '2', not 6 or 7"):
+    with pytest.raises(StaleWeights, match=r"model http://m:[01]: answered with weights '2', not 6 to 7"):
         await play(loop, [Server(0, "2"), Server(1, "2")], 0)
+
+
+async def test_a_rollout_that_runs_ahead_may_be_answered_by_weights_of_the_steps_before(
+    loop: ModuleType,
+) -> None:
+    await play(loop, [Server(0, "4"), Server(1, "6")], 0, ahead=2)
+    with pytest.raises(StaleWeights, match="answered with weights '3', not 4 to 7"):
+        await play(loop, [Server(0, "3"), Server(1, "3")], 0, ahead=2)
+    await play(loop, [Server(0, "0")], 0, ahead=16)  # no weights are older than those
 
 
 class Client:
@@ -107,5 +118,5 @@ async def test_where_the_trainer_serves_the_policy_verls_client_is_asked(loop: M
 
 
 async def test_weights_of_another_step_end_the_attempt_there_too(loop: ModuleType) -> None:
-    with pytest.raises(StaleWeights, match="model verl's servers: answered with weights '5', not 6 or 7"):
+    with pytest.raises(StaleWeights, match="model verl's servers: answered with weights '5', not 6 to 7"):
         await play(loop, [], 0, Client(5))

@@ -65,3 +65,21 @@ def test_only_ppo_has_a_critic(make_config: MakeConfig, name: str, gpus: int) ->
 def test_the_critic_has_a_learning_rate_of_its_own(make_config: MakeConfig) -> None:
     got = values(make_config, "ppo", ppo={"critic_learning_rate": 0.5})
     assert (got["critic.optim.lr"], got[f"{ACTOR}.optim.lr"]) == (0.5, 1e-6)
+
+
+def test_rollouts_that_run_ahead_are_waited_for_and_weighed(make_config: MakeConfig) -> None:
+    mode = "trainer.v1.trainer_mode"
+    assert algorithm_settings(make_config(), 4)[mode] == "agentfly"
+    config = make_config(asynchronous={"max_staleness": 2, "importance_cap": 3.0})
+    got = algorithm_settings(config, 4)
+    assert got[mode] == "agentfly_ahead"
+    sampler = {
+        key.rpartition(".")[2]: value for key, value in got.items() if key.startswith("trainer.v1.sampler")
+    }
+    assert sampler == {
+        "name": "AheadSampler",
+        "max_off_policy_threshold": 1,
+        "max_off_policy_strategy": "wait",
+    }
+    correction = "algorithm.rollout_correction"
+    assert (got[f"{correction}.rollout_is"], got[f"{correction}.rollout_is_threshold"]) == ("token", 3.0)

@@ -83,7 +83,14 @@ def test_a_step_that_a_killed_attempt_saved_and_did_not_write_is_written(
     (config.checkpoint_dir / "latest_checkpointed_iteration.txt").write_text("1")
     config.outcomes_dir.mkdir(parents=True)
     left = ("turns", "tool_calls", "sampled_tokens", "tokens", "forks", "drifted_tokens")
-    outcome = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, **dict.fromkeys(left, 1)}
+    outcome = {
+        "step": 1,
+        "rollout": "r",
+        "outcome": "scored",
+        "reason": "",
+        "reward": 1.0,
+        **dict.fromkeys(left, 1),
+    }
     (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(outcome) + "\n")
     assert run(lambda config: step(config, 2), attempt=2) == 0
     lines = [json.loads(line) for line in config.metrics_file.read_text().splitlines()]
@@ -257,7 +264,15 @@ def test_a_check_reads_tasks_and_overrides(
 def drifted(config: TrainerConfig) -> None:
     """One rollout of step 1, most of it drifted."""
     config.outcomes_dir.mkdir(parents=True)
-    record = {"step": 1, "outcome": "scored", "reason": "", "reward": 1.0, "turns": 1, "tool_calls": 0}
+    record = {
+        "step": 1,
+        "rollout": "r",
+        "outcome": "scored",
+        "reason": "",
+        "reward": 1.0,
+        "turns": 1,
+        "tool_calls": 0,
+    }
     record |= {"sampled_tokens": 5, "tokens": 10, "drifted_tokens": 9, "forks": 0}
     (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
 
@@ -265,7 +280,15 @@ def drifted(config: TrainerConfig) -> None:
 def failed(config: TrainerConfig) -> None:
     """One rollout of step 1, which failed."""
     config.outcomes_dir.mkdir(parents=True)
-    record = {"step": 1, "outcome": "failed", "reason": "Infra", "reward": None, "turns": 0, "tool_calls": 0}
+    record = {
+        "step": 1,
+        "rollout": "r",
+        "outcome": "failed",
+        "reason": "Infra",
+        "reward": None,
+        "turns": 0,
+        "tool_calls": 0,
+    }
     record |= {"sampled_tokens": 0, "tokens": 0, "drifted_tokens": 0, "forks": 0}
     (config.outcomes_dir / "attempt-1-worker-1.jsonl").write_text(json.dumps(record) + "\n")
 

@@ -1,5 +1,6 @@
 """From verl's log and the rollouts' records to one line a step."""
 
+import itertools
 import json
 import math
 import threading
@@ -15,11 +16,14 @@ from agentfly.training.metrics import LimitExceeded, MetricsFollower, step_line,
 from agentfly.training.outcomes import LineReader, OutcomeReader, StepOutcomes
 from tests.unit.training.conftest import MakeConfig
 
+_NUMBERS = itertools.count()
+
 
 def entry(step: int, outcome: str = "scored", reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
     fields = {"step": step, "outcome": outcome, "reason": "", "reward": reward, "turns": 2, "tool_calls": 1}
     return {
         **fields,
+        "rollout": f"r{next(_NUMBERS)}",
         "sampled_tokens": 10,
         "tokens": 20,
         "drifted_tokens": 0,
@@ -142,7 +146,20 @@ def test_a_reader_takes_in_workers_that_start_later(tmp_path: Path) -> None:
     append(tmp_path / "attempt-1-worker-2.jsonl", entry(1))
     append(tmp_path / "attempt-11-worker-2.jsonl", entry(1))
     reader.read()
-    assert reader.steps[1].counts == {"scored": 2}
+    assert reader.of(1).counts == {"scored": 2}
+
+
+def test_where_rollouts_run_ahead_those_of_earlier_attempts_count_unless_they_were_played_again(
+    tmp_path: Path,
+) -> None:
+    append(tmp_path / "attempt-1-worker-1.jsonl", entry(4, rollout="a", reward=0.0), entry(4, rollout="b"))
+    append(tmp_path / "attempt-2-worker-1.jsonl", entry(4, rollout="a", reward=0.5), entry(5, rollout="c"))
+    reader, own = OutcomeReader(tmp_path, 2, ahead=True), OutcomeReader(tmp_path, 2)
+    for each in (reader, own):
+        each.read()
+    assert (reader.of(4).rewards, own.of(4).rewards) == ([0.5, 1.0], [0.5])
+    reader.forget(4)
+    assert reader.steps == [5]
 
 
 def test_too_much_drift_ends_the_run_with_both_numbers(make_config: MakeConfig) -> None:
@@ -173,7 +190,7 @@ def test_a_failed_attempt_tells_what_its_unfinished_rollouts_came_to(make_config
 
 def failing(config: TrainerConfig, failed: int, scored: int) -> MetricsFollower:
     failures = [entry(1, "failed", None, reason="StartFailed") for _ in range(failed)]
-    append(config.outcomes_dir / "attempt-1-worker-5.jsonl", *failures, *[entry(1)] * scored)
+    append(config.outcomes_dir / "attempt-1-worker-5.jsonl", *failures, *[entry(1) for _ in range(scored)])
     append(config.verl_metrics_file, {"step": 1, "data": {}})
     return MetricsFollower(config)
 

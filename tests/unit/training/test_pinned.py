@@ -1,4 +1,4 @@
-"""A model that may answer with the weights of the step alone."""
+"""A model that may answer with the weights that its step allows alone."""
 
 from collections.abc import Sequence
 
@@ -22,18 +22,29 @@ async def ask(model: PinnedModel) -> Sampled:
     return await model.generate([1], Sampling(), request_id="r", deadline=1.0)
 
 
-async def test_an_answer_by_the_steps_weights_passes() -> None:
-    model = PinnedModel(Server("4"), "http://m", frozenset({"3", "4"}))
+@pytest.mark.parametrize("version", ["9", "10", "11"])
+async def test_an_answer_by_the_steps_weights_passes(version: str) -> None:
+    model = PinnedModel(Server(version), "http://m", 9, 11)
     assert (await ask(model)).ids == [1, 9]
     assert model.stale is None
 
 
 @pytest.mark.parametrize("version", ["default", "2", "5", None])
 async def test_an_answer_by_other_weights_is_withheld_and_remembered(version: str | None) -> None:
-    model = PinnedModel(Server(version), "http://m", frozenset({"3", "4"}))
+    model = PinnedModel(Server(version), "http://m", 3, 4)
     with pytest.raises(StaleWeights) as caught:
         await ask(model)
     assert caught.value is model.stale
     assert isinstance(model.stale, ModelUnavailable)
-    assert str(model.stale) == f"model http://m: answered with weights {version!r}, not 3 or 4"
+    assert str(model.stale) == f"model http://m: answered with weights {version!r}, not 3 to 4"
     assert "start the trainer again" in model.stale.hints[0]
+
+
+async def test_an_answer_without_a_token_is_by_no_weights() -> None:
+    class Aborting(Server):
+        async def generate(self, *_: object, **__: object) -> Sampled:
+            return Sampled([], [], "abort", None)
+
+    model = PinnedModel(Aborting(None), "http://m", 3, 4)
+    assert (await ask(model)).finish_reason == "abort"
+    assert model.stale is None

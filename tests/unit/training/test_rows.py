@@ -4,7 +4,7 @@ import pytest
 
 from agentfly.api.algorithm import Overlong
 from agentfly.rollout.outcomes import Failed, Masked, Outcome, Scored
-from agentfly.rollout.trajectory import Drift, Row, RowStep, ToolCallRecord, Trajectory
+from agentfly.rollout.trajectory import Drift, Row, RowStep, ToolCallRecord, Trajectory, WeightSpan
 from agentfly.training.outcomes import record
 from agentfly.training.rows import verl_rows
 
@@ -76,6 +76,7 @@ def test_a_long_rollout_loses_reward_and_its_outcome_stays(limit: int, buffer: i
 def test_a_record_has_what_a_steps_metrics_need() -> None:
     assert record(3, trajectory(Scored(0.5), rows=2)) == {
         "step": 3,
+        "rollout": "s1-t0-r0",
         "outcome": "scored",
         "reason": "",
         "reward": 0.5,
@@ -89,3 +90,12 @@ def test_a_record_has_what_a_steps_metrics_need() -> None:
     }
     failed = record(3, trajectory(Failed("SandboxLost", "gone")))
     assert (failed["outcome"], failed["reason"], failed["reward"]) == ("failed", "SandboxLost", None)
+
+
+def test_a_rollout_is_as_old_as_the_oldest_weights_that_sampled_a_token_of_it() -> None:
+    spans = [WeightSpan(version="9", start=0, end=1), WeightSpan(version="10", start=2, end=3)]
+    row = ROW.model_copy(update={"weight_versions": spans})
+    played = trajectory(Scored(1.0)).model_copy(update={"rows": [ROW, row]})
+    for made in verl_rows(played, weights=6):
+        extra = made["extra_fields"]
+        assert (extra["min_global_steps"], extra["max_global_steps"]) == (9, 10)
