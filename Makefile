@@ -72,7 +72,9 @@ ENGINE ?= $(shell for engine in docker podman; do $$engine info >/dev/null 2>&1 
 images: ## the images of a cluster, with docker or podman, as agentfly/NAME:dev
 	@test -n "$(ENGINE)" || { echo "images: neither docker nor podman works here: apt install podman" >&2; exit 1; }
 	for name in $(IMAGES); do \
-	  $(ENGINE) build $(IMAGE_FLAGS) -f operator/images/$$name/Dockerfile -t agentfly/$$name:dev . || exit; done
+	  case $$name in trainer|inference|colocated) of="environment/Dockerfile --build-arg ENVIRONMENT=$$name";; \
+	    *) of=$$name/Dockerfile;; esac; \
+	  $(ENGINE) build $(IMAGE_FLAGS) -f operator/images/$$of -t agentfly/$$name:dev . || exit; done
 
 bench: setup ## every figure of the README, as ratios in one run; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench

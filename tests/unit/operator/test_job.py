@@ -1,106 +1,38 @@
 """What follows for a rollout job; the numbers are the module's guarantees."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentfly.api import RolloutJob
 from agentfly.api.reasons import EventReason, Reason
 from agentfly.api.reasons import RolloutJobPhase as Phase
 from agentfly.roles.launch import Report
 from agentfly.roles.trainer import EXIT_INVALID
-from agentfly.roles.worker import EXIT_BUDGET, WorkerReport
-from agentfly_operator.plan.children import JobOf, PoolOf
+from agentfly.roles.worker import EXIT_BUDGET
 from agentfly_operator.plan.job import UNREAD, JobObserved, JobPlan, plan_job, unread
-from agentfly_operator.plan.job_counts import indexes, ranges
 from agentfly_operator.plan.job_seen import MakeWorkers, SetWorkers
 from agentfly_operator.plan.queue_seen import QueueSeen
-from agentfly_operator.plan.run_seen import Child, PodOf, PolicyOf, PrepareOf
+from agentfly_operator.plan.run_seen import Child, PolicyOf, PrepareOf
 from agentfly_operator.plan.run_steps import MakePolicy, MakePrepare, Remove
 from tests.unit.operator.make import NOW
-
-READY = PolicyOf(exists=True, name="job-policy", uid="policy-1", ready=True)
-WORKERS = JobOf("job-workers", "workers-1", parallelism=2)
-PREPARED = PrepareOf(
-    exists=True, complete=True, name="job-prepare", uid="prepare-1",
-    report=Report(phase="Ended", exit_code=0, tasks=5),
-)  # fmt: skip
-ENV = PoolOf("env", "env-1", ready=True)
-
-
-def make(status: Mapping[str, Any] | None = None, labels: Any = None, **spec: Any) -> RolloutJob:
-    whole = {
-        "agent": {"entrypoint": "agent.py:agent"},
-        "tasks": {"path": "tasks.jsonl"},
-        "model": {"path": "/agentfly-cache/model"},
-        "storage": {"claim": "runs"},
-        "workers": {"count": 2, "tasksPerShard": 2},
-        "rollout": {"groupSize": 2},
-        **spec,
-    }
-    meta = {"name": "job", "namespace": "team", "uid": "0123456789", "generation": 1, "labels": labels or {}}
-    return RolloutJob.model_validate({"metadata": meta, "spec": whole, "status": status or {}})
-
-
-def turned(job: RolloutJob, seen: JobObserved, *more: JobObserved) -> RolloutJob:
-    """The job with the status that follows from what is seen, each thing a second after the last."""
-    for number, each in enumerate((seen, *more)):
-        status = plan_job(job, each, NOW + timedelta(seconds=number)).status
-        assert status is not None
-        job = job.model_copy(update={"status": status})
-    return job
-
-
-def running(**spec: Any) -> RolloutJob:
-    """A job of 5 tasks in 3 shards whose workers run."""
-    started = JobObserved(PREPARED, READY, pools={"env": ENV})
-    return turned(make(**spec), started, replace(started, workers=WORKERS))
-
-
-def asked(job: RolloutJob, **spec: Any) -> RolloutJob:
-    """The job with another spec than before."""
-    return job.model_copy(update={"spec": make(**spec).spec})
-
-
-def seen(*pods: PodOf, **changes: Any) -> JobObserved:
-    workers = changes.pop("workers", {})
-    whole = {"prepare": PREPARED, "policy": READY, "pools": {"env": ENV}, **changes}
-    return JobObserved(workers=replace(WORKERS, **workers), pods=pods, **whole)
-
-
-def finished(index: int, **counts: Any) -> PodOf:
-    shard = WorkerReport(
-        **{"total": 4, "scored": 4, "reward_mean": 0.5, "reward_min": 0.0, "reward_max": 1.0, **counts}
-    )
-    report = Report(phase="Ended", exit_code=0, shard=shard)
-    return PodOf(f"pod-{index}", f"uid-{index}", index=index, phase="Succeeded", exit_code=0, report=report)
-
-
-def broken(index: int, code: int = 1, reason: str = "AttemptFailed", message: str = "no agent") -> PodOf:
-    report = Report(phase="Ended", exit_code=code, reason=reason, message=message)
-    return PodOf(f"bad-{index}", f"bad-{index}", index=index, phase="Failed", exit_code=code, report=report)
-
-
-def live(index: int) -> PodOf:
-    return PodOf(f"live-{index}", f"live-{index}", index=index, phase="Running")
-
-
-def true(plan: JobPlan) -> dict[str, str]:
-    """The conditions that are true, with their reasons."""
-    assert plan.status is not None
-    return {each.type: each.reason for each in plan.status.conditions if each.status == "True"}
-
-
-def message(plan: JobPlan) -> str:
-    assert plan.status is not None
-    return next(each.message for each in plan.status.conditions if each.status == "True" and each.message)
-
+from tests.unit.operator.make_job import (
+    ENV,
+    PREPARED,
+    READY,
+    asked,
+    broken,
+    finished,
+    live,
+    make,
+    message,
+    running,
+    seen,
+    true,
+    turned,
+)
 
 # From the first look to workers: a sentence -> job, what is seen, phase, steps
 
@@ -452,169 +384,3 @@ def test_what_a_person_must_mend_stalls_the_job(
     again = plan_job(turned(job, observed), observed, NOW + timedelta(seconds=3))
     assert again.events == ()
     assert again.wake_at is not None
-
-
-# 3, 4, 5, 8. whatever happens in whatever order
-
-
-class Cluster(RuleBasedStateMachine):
-    """A job whose pods finish, fail and vanish, with an operator that starts anew at any time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.job = make()
-        self.now = NOW
-        self.prepare = PrepareOf()
-        self.policy = PolicyOf()
-        self.workers: JobOf | None = None
-        self.pods: dict[str, PodOf] = {}
-        self.published: set[int] = set()
-        self.readable: set[int] = set()  # seen finished by an operator whose write went through
-        self.unread_since: Any = None
-        self.shown: frozenset[int] = frozenset()  # completed indexes as the watch of Jobs has them
-        self.made = 0
-
-    def look(self) -> JobObserved:
-        workers = None
-        if self.workers is not None:
-            every = len(self.published) == 3
-            workers = replace(
-                self.workers, completed_indexes=ranges(self.shown), complete=every and len(self.shown) == 3
-            )
-        return JobObserved(
-            self.prepare, self.policy, workers, tuple(self.pods.values()) if workers else (),
-            unread_since=self.unread_since,
-        )  # fmt: skip
-
-    @rule(stored=st.booleans(), seconds=st.integers(1, 30))
-    def look_and_act(self, stored: bool, seconds: int) -> None:
-        self.now += timedelta(seconds=seconds)
-        observed = self.look()
-        if not unread(self.job, observed):
-            self.unread_since = None
-        elif self.unread_since is None:
-            self.unread_since = self.now
-        observed = replace(observed, unread_since=self.unread_since)
-        plan = plan_job(self.job, observed, self.now)
-        assert plan.status is not None
-        assert plan.wake_at is None or plan.wake_at > self.now
-        if not stored:
-            return  # somebody wrote meanwhile: nothing is done
-        over = self.job.status.phase in (Phase.Succeeded, Phase.Failed)
-        self.job = self.job.model_copy(update={"status": plan.status})
-        again = plan_job(self.job, observed, self.now)
-        assert again.status == plan.status
-        assert again.events == ()
-        if not over:
-            self.readable |= {pod.index for pod in observed.pods if pod.exit_code == 0}
-        for step in plan.steps:
-            self.do(step)
-
-    def do(self, step: Any) -> None:
-        match step:
-            case MakePrepare():
-                assert not self.prepare.exists
-                self.prepare = PrepareOf(exists=True, name="job-prepare", uid=self.uid())
-            case MakePolicy():
-                assert not self.policy.exists
-                self.policy = PolicyOf(exists=True, name="job-policy", uid=self.uid())
-            case MakeWorkers(shards):
-                assert self.workers is None
-                assert (shards, self.policy.ready) == (3, True)
-                self.workers = replace(WORKERS, uid=self.uid())
-            case SetWorkers(_, _, parallelism, suspend):
-                assert self.workers is not None
-                self.workers = replace(self.workers, parallelism=parallelism, suspended=suspend)
-                if suspend:
-                    self.pods = {name: pod for name, pod in self.pods.items() if pod.over}
-            case Remove("Job", "job-workers", _):
-                assert self.job.status.completion_time is not None
-                self.workers, self.pods, self.shown = None, {}, frozenset()
-            case Remove("Job", _, _):
-                self.prepare = PrepareOf()
-            case Remove("ResourcePool", _, _):
-                assert all(pod.over for pod in self.pods.values())
-                self.policy = PolicyOf()
-
-    def uid(self) -> str:
-        self.made += 1
-        return f"uid-{self.made}"
-
-    @precondition(lambda self: self.prepare.exists and not self.prepare.complete)
-    @rule(read=st.booleans())
-    def prepared(self, read: bool) -> None:
-        report = PREPARED.report if read else None
-        self.prepare = replace(self.prepare, complete=True, report=report)
-
-    @precondition(lambda self: self.policy.exists)
-    @rule(ready=st.booleans())
-    def policy_changes(self, ready: bool) -> None:
-        self.policy = replace(self.policy, ready=ready)
-
-    @precondition(lambda self: self.workers is not None and not self.workers.suspended)
-    @rule(index=st.integers(0, 2), name=st.sampled_from("ab"))
-    def pod_starts(self, index: int, name: str) -> None:
-        if index not in self.shown and f"{name}{index}" not in self.pods:
-            pod = live(index)
-            self.pods[f"{name}{index}"] = replace(pod, name=f"{name}{index}", uid=self.uid())
-
-    @rule(index=st.integers(0, 2), name=st.sampled_from("ab"), good=st.booleans())
-    def pod_ends(self, index: int, name: str, good: bool) -> None:
-        pod = self.pods.get(f"{name}{index}")
-        if pod is None or pod.over:
-            return
-        end = finished(index, scored=10**index, total=10**index) if good else broken(index)
-        self.pods[pod.name] = replace(end, name=pod.name, uid=pod.uid)
-        self.published |= {index} if good else set()
-
-    @rule(index=st.integers(0, 2), name=st.sampled_from("ab"))
-    def pod_vanishes(self, index: int, name: str) -> None:
-        self.pods.pop(f"{name}{index}", None)
-
-    @precondition(lambda self: self.workers is not None)
-    @rule()
-    def job_is_told(self) -> None:
-        self.shown = frozenset(self.published)
-
-    @rule()
-    def operator_starts_anew(self) -> None:
-        self.unread_since = None
-
-    @rule(suspend=st.booleans(), count=st.integers(0, 3))
-    def person_changes_spec(self, suspend: bool, count: int) -> None:
-        spec = make(suspend=suspend, workers={"count": count, "tasksPerShard": 2}).spec
-        self.job = self.job.model_copy(update={"spec": spec})
-
-    @invariant()
-    def every_shard_is_counted_once_and_what_was_read_is_counted(self) -> None:
-        shards, tasks = self.job.status.shards, self.job.status.tasks
-        counted = indexes(shards.counted) if shards is not None else frozenset()
-        assert counted <= self.published
-        assert self.readable <= counted
-        if tasks is not None:
-            assert tasks.scored == sum(10**index for index in counted)
-
-    def teardown(self) -> None:
-        """Left alone, the job comes to its end, and nothing of it is left."""
-        self.job = self.job.model_copy(update={"spec": make().spec})
-        for _ in range(60):
-            self.look_and_act(stored=True, seconds=20)
-            if self.prepare.exists and not self.prepare.complete:
-                self.prepared(read=True)
-            if self.policy.exists:
-                self.policy_changes(ready=True)
-            if self.workers is not None and not self.workers.suspended:
-                for index in range(3):
-                    if (failed := self.pods.get(f"b{index}")) is not None and failed.exit_code:
-                        self.pod_vanishes(index, "b")  # the next try has another name
-                    self.pod_starts(index, "b")
-                    self.pod_ends(index, "b", good=True)
-                self.job_is_told()
-            self.every_shard_is_counted_once_and_what_was_read_is_counted()
-        assert self.job.status.phase is Phase.Succeeded
-        assert (self.workers, self.policy.exists, self.prepare.exists) == (None, False, False)
-        assert plan_job(self.job, self.look(), self.now).steps == ()
-
-
-TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -18,8 +18,8 @@ from agentfly_operator.plan.run_seen import PolicyOf
 from agentfly_operator.plan.run_steps import MakePolicy, MakePrepare, Remove
 from agentfly_operator.render.job import workers_job
 from tests.unit.operator.make import CONFIG, NOW
+from tests.unit.operator.make_job import ENV, PREPARED, READY, WORKERS, asked, live, make, turned
 from tests.unit.operator.make_work import job as a_job
-from tests.unit.operator.test_job import ENV, PREPARED, READY, WORKERS, asked, live, make, turned
 
 LABELS = {"kueue.x-k8s.io/queue-name": "team-a"}
 KUEUE = QueueSeen(served=True)

@@ -12,8 +12,8 @@ from agentfly_operator.names import CHILD_SELECTOR
 from agentfly_operator.plan.children import belongs_to, pod_of, work_of
 from agentfly_operator.render.run import attempt_objects
 from tests.unit.operator.make import CONFIG
+from tests.unit.operator.make_pods import matches
 from tests.unit.operator.make_work import META, Object, run
-from tests.unit.operator.test_render_run import matches
 
 GPUS = {"gpusPerNode": 8, "pod": {"memory": "64Gi", "placement": {"podLabels": {"example.com/team": "rl"}}}}
 PROBE = {"exec": {"command": ["true"]}, "periodSeconds": 3600, "timeoutSeconds": 30}

@@ -19,6 +19,7 @@ from agentfly.resources.runners.kubernetes import (
     PodCluster,
     Signer,
 )
+from agentfly.resources.spec import ContainerSpec
 from tests.unit.kube.api_stub import status
 from tests.unit.kube.object_server import ObjectServer
 from tests.unit.resources.runners.kubernetes.daemons import Daemons
@@ -31,6 +32,12 @@ OWNER = {
     "controller": True,
 }
 SEED = b"s" * 32
+TTL = 30.0
+NAME = "pool-0a1b-0"
+
+
+def sandbox(image="fine", **fields):
+    return ContainerSpec(runtime="kubernetes", image=image, **fields)
 
 
 class PodServer(ObjectServer):
