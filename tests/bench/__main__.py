@@ -1,9 +1,9 @@
 """Measures everything in one run, prints it, and writes docs/benchmarks.md.
 
-python -m tests.bench [here|loops|cluster] [--output FILE]
+python -m tests.bench [here|loops|ahead|cluster] [--output FILE]
 
-`here` needs no cluster, `cluster` is the chapter about one, `loops` the one about ways to play rollouts; what
-is not measured stays in the page as it was.
+`here` needs no cluster, `cluster` is the chapter about one, `loops` and `ahead` are those about ways to play
+rollouts and to train on them; what is not measured stays in the page as it was.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.runners.container.cli import ContainerCLIRunner
 from agentfly.resources.spec import ContainerSpec
 from agentfly.sandbox.binary import find_sandboxd
-from tests.bench import acquire, crowd, load, loops, pools, reuse, rollouts, sandboxes
+from tests.bench import acquire, ahead, crowd, load, loops, pools, reuse, rollouts, sandboxes
 from tests.bench.cluster import chapter as cluster
 from tests.bench.machine import facts
 from tests.bench.report import Section, chapter, joined, render
@@ -133,7 +133,10 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="tests.bench", description="what agentfly costs on this machine")
     parser.add_argument(
-        "part", nargs="?", choices=("here", "loops", "cluster"), help="what to measure: all by default"
+        "part",
+        nargs="?",
+        choices=("here", "loops", "ahead", "cluster"),
+        help="what to measure: all",
     )
     parser.add_argument("--output", type=Path, default=PAGE, help="where the page goes")
     arguments = parser.parse_args()
@@ -143,11 +146,12 @@ def main() -> None:
     part = arguments.part
     page = render(asyncio.run(bench()), described) if part in (None, "here") else None
     played = _loops() if part in (None, "loops") else None
+    trained = _ahead() if part in (None, "ahead") else None
     about_cluster = _cluster() if part in (None, "cluster") else None
     _say("done")
     old = arguments.output.read_text() if arguments.output.exists() else ""
-    whole = joined(old, {loops.TITLE: played, cluster.TITLE: about_cluster}, page=page)
-    sys.stdout.write(whole if part != "loops" else played or "")
+    whole = joined(old, {loops.TITLE: played, ahead.TITLE: trained, cluster.TITLE: about_cluster}, page=page)
+    sys.stdout.write((played or trained or whole) if part in ("loops", "ahead") else whole)
     arguments.output.parent.mkdir(exist_ok=True)
     arguments.output.write_text(whole)
 
@@ -157,6 +161,13 @@ def _loops() -> str:
     _say("loops")
     described = facts("`make bench-rollout` (`python -m tests.bench loops`), which `make bench` runs too")
     return chapter(loops.TITLE, [loops.measure()], described, loops.LIMITS)
+
+
+def _ahead() -> str:
+    """The chapter about rollouts ahead of the updates."""
+    _say("ahead")
+    described = facts("`make bench-async` (`python -m tests.bench ahead`), which `make bench` runs too")
+    return chapter(ahead.TITLE, [ahead.measure()], described, ahead.LIMITS)
 
 
 def _cluster() -> str | None:

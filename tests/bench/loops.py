@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from agentfly.agent import Agent, reward, tool
 from agentfly.context import Context, Deadlines
-from agentfly.models import Sampling
+from agentfly.models import Sampling, TokenModel
 from agentfly.resources.engine import ResourceEngine
 from agentfly.resources.spec import ContainerSpec, PoolSpec
 from agentfly.rollout import Trajectory, rollout, rollout_one
@@ -141,23 +141,39 @@ class Players:
                 for _, _, rollout_id in batch:
                     group.create_task(self._in_step(rollout_id, barrier))
 
+    async def some(self, first: int, count: int, slots: asyncio.Semaphore) -> None:
+        """These rollouts, as many at a time as there are slots, which others may take too."""
+
+        async def one(rollout_id: str) -> None:
+            async with slots:
+                self.sink.write(await self._one(rollout_id, self._model))
+
+        async with asyncio.TaskGroup() as group:
+            for _, _, rollout_id in plan_rollouts(self._agent, self._rows, group_size=1)[
+                first : first + count
+            ]:
+                group.create_task(one(rollout_id))
+
     async def _in_step(self, rollout_id: str, barrier: TurnBarrier) -> None:
         try:
-            trajectory = await rollout_one(
-                self._agent,
-                {},
-                model=LockstepModel(self._model, barrier),
-                tokenizer=self._tokenizer,
-                resources=self._engine,
-                strategy=STRATEGY,
-                deadlines=DEADLINES,
-                sampling=Sampling(),
-                rollout_id=rollout_id,
-                group_id=rollout_id,
-            )
+            trajectory = await self._one(rollout_id, LockstepModel(self._model, barrier))
         finally:
             barrier.leave()
         self.sink.write(trajectory)
+
+    async def _one(self, rollout_id: str, model: TokenModel) -> Trajectory:
+        return await rollout_one(
+            self._agent,
+            {},
+            model=model,
+            tokenizer=self._tokenizer,
+            resources=self._engine,
+            strategy=STRATEGY,
+            deadlines=DEADLINES,
+            sampling=Sampling(),
+            rollout_id=rollout_id,
+            group_id=rollout_id,
+        )
 
     async def _loop(self, first: int, count: int, concurrency: int) -> None:
         await rollout(

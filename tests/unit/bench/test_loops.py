@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.bench import loops, virtual
+from tests.bench.ahead import train
 from tests.bench.loops import OURS, SLOW_S, Players, make_trace, play
 from tests.bench.scripted import load
 
@@ -76,3 +77,22 @@ def test_section_compares_ours_with_both_and_each_with_itself() -> None:
         *[("seconds until all other rollouts ended", "the same without that call")] * 3,
     ]
     assert [row[0].partition(",")[0] for row in section.tables[0].rows][:2] == [OURS, "lockstep"]
+
+
+# Rollouts ahead of the updates
+
+
+def test_rollouts_ahead_hide_the_updates_and_no_rollout_is_played_twice() -> None:
+    trace = make_trace(load(), "long", 64)
+    waiting, one, two = (train(trace, 4, ahead, 20.0, width=16) for ahead in (0, 1, 2))
+    assert waiting.tokens == one.tokens == two.tokens > 0
+    alone = train(trace, 4, 0, 0.0, width=16).played.seconds
+    assert waiting.played.seconds == pytest.approx(alone + 4 * 20.0)
+    # Of four steps' rollouts, which take less than the updates, nobody waits for any but the first's.
+    assert two.played.seconds <= one.played.seconds < 4 * 20.0 + 0.4 * alone
+
+
+def test_without_updates_rollouts_ahead_fill_the_ends_of_steps() -> None:
+    trace = make_trace(load(), "long", 64)
+    waiting, ahead = (train(trace, 4, steps, 0.0, width=16) for steps in (0, 1))
+    assert ahead.played.seconds < waiting.played.seconds
