@@ -44,6 +44,7 @@ def _of_turns(name: str, strategy: str) -> Case:
 
 CASES = (
     Case("grpo", ()),
+    Case("grpo-ahead", ("asynchronous.maxStaleness=1",)),
     Case("rloo", ("algorithm.name=rloo",)),
     Case("reinforce_plus_plus", ("algorithm.name=reinforce_plus_plus",)),
     Case("ppo", ("algorithm.name=ppo", "algorithm.ppo.criticLearningRate=0.001")),

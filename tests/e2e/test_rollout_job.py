@@ -24,8 +24,8 @@ from tests.e2e.test_demo import TOKENIZER, TOKENIZER_S
 from tests.e2e.world import World, install
 
 NAMESPACE, CLAIM, NAME = "rollouts", "runs", "look"
-TASKS, GROUP = 104, 2
-SHARD = 8
+TASKS, GROUP = 500, 1
+SHARD = 20
 STARTED_S = 300.0
 MOVED_S = 120.0
 DONE_S = 900.0
