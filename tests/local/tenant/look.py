@@ -121,7 +121,18 @@ def space():
 
 
 def processes():
-    """The arguments of all but this one; the daemon's have numbers of descriptors in them."""
+    """Of all that stay: what the daemon starts has the daemon's arguments until it is another program."""
+    before, now = None, arguments()
+    for _ in range(20):
+        if before == now:
+            break
+        time.sleep(0.05)
+        before, now = now, arguments()
+    return now
+
+
+def arguments():
+    """Of all processes but this one; the daemon's have numbers of descriptors in them."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     return [
         read(f"/proc/{pid}/cmdline").partition("\0" if pid == 1 else "\n")[0]
