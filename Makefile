@@ -85,6 +85,9 @@ bench-rollout: $(VENV)/.ready ## three ways to play 512 rollouts on 64 sandboxes
 bench-async: $(VENV)/.ready ## training that waits for its rollouts and training that does not; writes their chapter of docs/benchmarks.md
 	$(BIN)/python -m tests.bench ahead
 
+bench-drift: setup ## the same run trained on sampled ids and on its text tokenised again, side by side; about five minutes
+	$(BIN)/python -m tests.bench.drift
+
 # ALGORITHMS="gigpo-step ppo" runs those alone; about seven minutes each on 2 cores.
 bench-algorithms: setup ## whether the quickstart learns with each algorithm: first and last rewards
 	$(BIN)/python -m tests.bench.algorithms $(ALGORITHMS)
@@ -111,4 +114,4 @@ e2e: $(VENV)/.ready ## a TrainingRun from kubectl apply to Succeeded, its reward
 kills: $(VENV)/.ready ## each part of runs and jobs killed, stopped and deleted in each phase, on a Kubernetes of this machine (root; ONLY=PATTERN, KEEP=1)
 	$(BIN)/python -m tests.kills $(if $(ONLY),--only '$(ONLY)') $(if $(filter-out 0,$(KEEP)),--keep)
 
-.PHONY: help setup sandboxd demo check lint test crds images bench bench-rollout bench-async bench-algorithms soak cluster-build cluster-up cluster-down cluster-status cluster-demo e2e kills
+.PHONY: help setup sandboxd demo check lint test crds images bench bench-rollout bench-async bench-drift bench-algorithms soak cluster-build cluster-up cluster-down cluster-status cluster-demo e2e kills

@@ -11,7 +11,7 @@ _original = losses.ppo_loss
 
 
 def _row(data: Any, index: int) -> dict[str, Any]:
-    names = ("input_ids", "prompts", "responses", "response_mask", "rollout_log_probs", "advantages")
+    names = ("input_ids", "response_mask", "rollout_log_probs", "old_log_probs", "advantages")
     return {name: data[name][index].tolist() for name in names if name in data}
 
 
