@@ -57,10 +57,13 @@ def _kill(folder: Path, cells: tuple[Cell, ...], keep: bool) -> int:
     archives = [images.python(), agentfly, product.sandboxd_image()]
     archives += [image.role_image(role, agentfly) for role in roles]
     begun, rows = time.monotonic(), list[Row]()
-    model = _model(homes["trainer"], folder.with_name(f"{folder.name}-model"))
     sys.stdout.write(f"{table.HEAD}\n")
     try:
-        with command.a_cluster(cluster, archives, keep, say), install(cluster, NAMESPACE) as world:
+        with (
+            _model(homes["trainer"], folder.with_name(f"{folder.name}-model")) as model,
+            command.a_cluster(cluster, archives, keep, say),
+            install(cluster, NAMESPACE) as world,
+        ):
             claim = storage.provide(cluster, NAMESPACE, CLAIM, homes)
             shutil.copytree(model(), claim / drive.MODEL)
             _furnish(world)
@@ -83,8 +86,9 @@ def _write(line: object) -> None:
     sys.stdout.flush()
 
 
-def _model(home: Path, target: Path) -> Callable[[], Path]:
-    """Makes the quickstart's while the cluster comes up; what is returned waits for it.
+@contextlib.contextmanager
+def _model(home: Path, target: Path) -> Iterator[Callable[[], Path]]:
+    """Makes the quickstart's while the cluster comes up; what it gives waits for it.
 
     Raises:
         ClusterError: of the latter: it is not made.
@@ -99,7 +103,11 @@ def _model(home: Path, target: Path) -> Callable[[], Path]:
             path.chmod(0o755 if path.is_dir() else 0o644)  # for the user of the pods
         return target
 
-    return done
+    try:
+        yield done
+    finally:
+        made.kill()
+        made.wait()
 
 
 def _furnish(world: World) -> None:
