@@ -187,7 +187,7 @@ async def test_clean_reset_keeps_the_container(runner: ContainerCLIRunner) -> No
         await made.sh("echo x | tee /tmp/x /run/x /workspace/x > /dev/shm/x; sleep 60 & true")
         assert await made.next_lease()
         assert await made.sh("ls -A /tmp /run /workspace /dev/shm | grep x || true") == ""
-        assert await made.sh("grep -h sleep /proc/[0-9]*/comm || true") == ""
+        assert await made.sh("grep -hs sleep /proc/[0-9]*/comm || true") == ""
 
 
 CANARIES = {
@@ -225,7 +225,7 @@ DEEDS = (
 )
 LOOK = (
     "find / -path /proc -prune -o -path /sys -prune -o -exec stat -c '%n %F %a %u %g' {} +; "
-    "cat /etc/passwd /etc/group; grep -h . /proc/[0-9]*/comm"
+    "cat /etc/passwd /etc/group; grep -hs . /proc/[0-9]*/comm"
 )
 
 
