@@ -1,8 +1,8 @@
 """``agentfly rollout --url``: a RolloutJob whose turns an OpenAI-compatible API writes, in this process.
 
 Guarantees:
-1. Tasks, groups, strategy, deadlines, budget and pools are the job's. Its model is not touched, and no
-   environment is built.
+1. Tasks, groups, strategy, deadlines, budget and pools are the job's. Its model is not touched, and need not
+   be there; no environment is built.
 2. Trajectories are in the folder of the run as ever, without token ids. A job that was stopped, or that
    failed, goes on with the rollouts that have no outcome yet.
 3. A folder belongs to one model: another one needs another name.
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     folder = RunDir((args.runs / work.run.metadata.name).resolve())
     api = {"url": args.url, "model": args.model}
     last, error, started = RolloutReport(total=0), None, datetime.now(UTC)
-    with folder.claim({**work.run.spec.to_json(), "api": api}), view(Console()) as show:
+    spec = {name: value for name, value in work.run.spec.to_json().items() if name != "model"}
+    with folder.claim({**spec, "api": api}), view(Console()) as show:
 
         def job(phase: Phase, message: str = "") -> "RolloutJob":
             seen = JobSeen(phase, worker_report(last), start_time=started, message=message)

@@ -89,7 +89,7 @@ def rollout_job(
         here: its pools and the policy's servers are to run on this machine. Else it is not asked for them.
         served: its model is to be the policy. Else an API is, and neither model nor GPUs are looked at.
     """
-    manifests = load_manifests(file, sets, "RolloutJob")
+    manifests = load_manifests(file, sets, "RolloutJob", models=served)
     return _checked(file, manifests, manifests.jobs, "RolloutJob", name, here=here, served=served)
 
 
@@ -244,7 +244,7 @@ def pools_of(file: Path | str) -> tuple[ResourcePool, ...]:
     Raises:
         AgentflyError: it has none, or what is wrong with them.
     """
-    manifests = load_manifests(file)
+    manifests = load_manifests(file, models=False)  # only its pools are started
     if not manifests.pools:
         raise AgentflyError(f"{file}: has no ResourcePool", hints=["name a file that has one"])
     return _placed_pools(manifests.pools, manifests.base)
