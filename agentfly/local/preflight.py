@@ -115,18 +115,13 @@ def _checked(
     served: bool = True,
 ) -> Work[Kind]:
     if len(found) != 1:
-        raise InvalidManifests(
-            [
-                ManifestError(
-                    str(file),
-                    None,
-                    "",
-                    NOTHING,
-                    f"has {len(found)} objects of kind {kind}; exactly one can be run",
-                    (f"keep one {kind} in the file, beside its ResourcePools",),
-                )
-            ]
-        )
+        problem = f"has {len(found)} objects of kind {kind}; exactly one can be run"
+        hint = f"keep one {kind} in the file, beside its ResourcePools"
+        other, command = ("RolloutJob", "rollout") if kind == "TrainingRun" else ("TrainingRun", "run")
+        if not found and (manifests.jobs or manifests.runs):
+            problem = f"has no {kind}, but a {other}"
+            hint = f"play it with `agentfly {command} -f {file}`, or add a {kind}"
+        raise InvalidManifests([ManifestError(str(file), None, "", NOTHING, problem, (hint,))])
     work, base = found[0] if name is None else _renamed(found[0], name), manifests.base
     _check_one_machine(work)
     policy = check_roles(work, base)

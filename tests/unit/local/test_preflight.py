@@ -292,6 +292,27 @@ def test_a_pool_with_the_name_of_the_policys_own_is_refused(folder, pool, name):
     )
 
 
+def test_a_file_for_the_other_command_says_which(folder):
+    run = {"steps": 1, "tasksPerStep": 1}
+    for kind, spec, check, said in (
+        (
+            "TrainingRun",
+            run,
+            rollout_job,
+            "no RolloutJob, but a TrainingRun\n  hint: play it with `agentfly run",
+        ),
+        (
+            "RolloutJob",
+            {},
+            training_run,
+            "no TrainingRun, but a RolloutJob\n  hint: play it with `agentfly rollout",
+        ),
+    ):
+        with pytest.raises(InvalidManifests) as caught:
+            check(folder.file(kind, **spec), [], None)
+        assert said in caught.value.render()
+
+
 def test_a_flag_is_for_the_kind_that_is_run(folder):
     file = folder.file("TrainingRun", "RolloutJob")
     assert training_run(file, ["steps=7", "seed=3"], None).run.spec.steps == 7
