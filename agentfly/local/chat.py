@@ -117,7 +117,7 @@ def told(trajectory: "Trajectory") -> str:
     match trajectory.outcome:
         case Scored(reward=reward):
             return f"{counts}, reward {reward:g}"
-        case Masked(reason="unscored"):
+        case Masked(reason="unscored", message=""):  # nobody was to judge it
             return counts
         case Masked(reason=reason) | Failed(reason=reason):
             return ": ".join(filter(None, [f"{counts}, {reason}", trajectory.outcome.message]))

@@ -129,7 +129,7 @@ def returning(value: Any) -> Any:
     [(1, 1.0), (True, 1.0), (False, 0.0), (-0.5, -0.5), (fractions.Fraction(1, 2), 0.5), (None, None)],
 )
 async def test_numbers_are_scores(value: Any, score: float | None) -> None:
-    assert await returning(value).score({}, context()) == Score(score)
+    assert (await returning(value).score({}, context())).value == score
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_several_rewards_are_summed_by_weight_in_their_order() -> None:
 
 async def test_sum_with_an_unscored_part_is_unscored() -> None:
     both = judge_of({solved: 1.0, brief: 0.1})
-    assert await both.score({"answer": "?", "words": 5}, context()) == Score(None, {"brief": -5})
+    assert await both.score({"answer": "?", "words": 5}, context()) == Score(None, {"brief": -5}, ("solved",))
 
 
 def test_fields_of_every_part_are_asked_for() -> None:

@@ -174,7 +174,8 @@ async def test_message_of_a_failed_rollout_can_be_written() -> None:
         raise OSError("caf\udce9")
 
     trajectory = await play("1", reward=broken)
-    assert trajectory.outcome == Failed("RewardError", "reward: OSError: caf?")
+    assert isinstance(trajectory.outcome, Failed)
+    assert trajectory.outcome.message.startswith("reward: OSError: caf? (broken at ")
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 
@@ -209,7 +210,9 @@ async def test_no_rollout_is_missing_when_a_tool_cancels_itself() -> None:
 async def test_image_for_a_policy_that_reads_text_fails_the_rollout() -> None:
     trajectory = await play("1", tools=[act_by(lambda: ToolResult("see", images=[b"png", b"png"]))])
     assert trajectory.outcome == Failed(
-        "ImagesNotReadable", "tool act: shows 2 images, and the policy reads text alone"
+        "ImagesNotReadable",
+        "tool act: shows 2 images, and the policy reads text alone; "
+        "hint: describe in the observation what there is to see, and return no images",
     )
 
 

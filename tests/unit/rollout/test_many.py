@@ -437,5 +437,7 @@ async def test_acquire_without_resources_fails_the_rollout_and_says_what_to_pass
     async with talking(says("", ("shell", '{"command": "ls"}'))) as (model, _):
         await rollout(toys.make_agent(), TASKS[:1], model=model, sink=kept, failure_budget=1.0)
     assert kept[0].outcome == Failed(
-        "PoolNotFound", "pool shell: is not here; this rollout was given no resources"
+        "PoolNotFound",
+        "pool shell: is not here; this rollout was given no resources; hint: pass resources=..., as "
+        '`async with local_pools("pools.yaml") as resources` gives them',
     )

@@ -7,9 +7,10 @@ import pytest
 
 from agentfly.agent import reward, tool
 from agentfly.context import Context, Deadlines
+from agentfly.errors import AgentflyError
 from agentfly.models import ContextOverflow, ModelUnavailable, Sampled, Sampling
 from agentfly.resources.errors import Infra, LeaseLost, PoolNotFound, Saturated, StartFailed, Timeout
-from agentfly.rollout import Chain, Ended, Masked, rollout_one
+from agentfly.rollout import Chain, Ended, Failed, Masked, rollout_one
 from agentfly.rollout.play import COUNTED, Play
 from agentfly.sandbox import SandboxError, SandboxLeaseLost, SandboxUnreachable
 from tests.unit.rollout import toys
@@ -71,8 +72,9 @@ async def test_missing_task_field_fails_before_the_model_is_asked() -> None:
 
     trajectory, model, _ = await play_with_model("done", agent=toys.make_agent(reward=right))
     assert outcome(trajectory) == ("failed", "TaskInvalid")
-    assert (
-        trajectory.outcome.message == "reward right: task field answer is missing in the row of g (has: what)"
+    assert trajectory.outcome.message == (
+        "reward right: task field answer is missing in the row of g (has: what); "
+        "hint: add it to the row, or give the parameter a default"
     )
     assert model.prompts == []
 
@@ -83,7 +85,7 @@ async def test_error_of_the_prompt_fails_with_its_phase() -> None:
 
     trajectory = await play("done", agent=toys.make_agent(prompt=prompt))
     assert outcome(trajectory) == ("failed", "PromptError")
-    assert trajectory.outcome.message == "prompt: KeyError: 'absent'"
+    assert trajectory.outcome.message.startswith("prompt: KeyError: 'absent' (prompt at ")
     assert trajectory.metrics == dict.fromkeys(COUNTED, 0.0)
 
 
@@ -94,7 +96,7 @@ async def test_error_of_the_setup_fails_with_its_phase() -> None:
 
     trajectory = await play("done", agent=toys.make_agent(setup=prepare))
     assert outcome(trajectory) == ("failed", "SetupError")
-    assert trajectory.outcome.message == "setup: ValueError: the thing"
+    assert trajectory.outcome.message.startswith("setup: ValueError: the thing (prepare at ")
 
 
 async def test_setup_over_its_limit_fails() -> None:
@@ -140,7 +142,7 @@ async def test_model_that_refuses_the_length_fails_at_once() -> None:
 async def test_unexpected_error_is_a_failure_too() -> None:
     trajectory = await play(RuntimeError("bug"))
     assert outcome(trajectory) == ("failed", "RolloutError")
-    assert trajectory.outcome.message == "generate: RuntimeError: bug"
+    assert trajectory.outcome.message.startswith("generate: RuntimeError: bug (generate at ")
 
 
 async def test_sample_that_cannot_be_trained_fails() -> None:
@@ -479,7 +481,7 @@ async def test_unscored_rollout_is_masked() -> None:
         return None
 
     trajectory = await play("done", agent=toys.make_agent(reward=unsure))
-    assert outcome(trajectory) == ("masked", "unscored")
+    assert trajectory.outcome == Masked("unscored", "reward unsure returned None")
     assert trajectory.rows
 
 
@@ -493,6 +495,36 @@ async def test_wrong_reward_fails_with_its_value(value: Any) -> None:
     assert outcome(trajectory) == ("failed", "RewardInvalid")
     assert repr(value) in trajectory.outcome.message
     assert trajectory.reward is None
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_reward_that_raises_is_named_with_its_line(sync: bool) -> None:
+    def inner() -> float:
+        return 1 / 0
+
+    @reward
+    async def broken() -> float:
+        return inner()
+
+    @reward
+    def plain() -> float:
+        return inner()
+
+    trajectory = await play("done", agent=toys.make_agent(reward=plain if sync else broken))
+    name, line = ("plain", line_of(plain)) if sync else ("broken", line_of(broken))
+    said = f"reward: ZeroDivisionError: division by zero ({name} at {__file__}:{line})"
+    assert trajectory.outcome == Failed("RewardError", said)
+
+
+def line_of(function: Any) -> int:
+    code = function.__wrapped__.__code__
+    return int(code.co_firstlineno) + 2
+
+
+async def test_failure_has_the_remedies_of_its_error() -> None:
+    error = AgentflyError("x: is wrong", hints=["set x to 1"])
+    trajectory = await play("done", agent=toys.make_agent(reward=raising_reward(error)))
+    assert trajectory.outcome == Failed("AgentflyError", "x: is wrong; hint: set x to 1")
 
 
 async def test_reward_over_its_limit_is_masked() -> None:
