@@ -13,7 +13,8 @@ Guarantees:
    would draw again only where the policy wrote much.
 6. A reward outside its contract is ``Failed("RewardInvalid")`` with the value; None is
    ``Masked("unscored")`` with the name of the reward.
-7. The message of a failure has the remedies of its error; that of the user's own code names function and line.
+7. The message of a failure has the remedies of its error; that of the user's own code names the function and
+   its line.
 
 Why a lost sandbox is final: from outside, a node that died and a policy that killed its sandbox look the
 same. A reward of 0 would blame the policy for nodes. A retry would blame nobody and be worse: drawing again
