@@ -63,11 +63,15 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class Work(Generic[Kind]):
-    """What is to be run: the object, the pools it names, and the folder its paths are relative to."""
+    """What is to be run: the object, the pools it names, and the folder its paths are relative to.
+
+    ``unnamed`` are the names of the pools of the file that it does not name.
+    """
 
     run: Kind
     pools: tuple[ResourcePool, ...]
     base_dir: Path
+    unnamed: tuple[str, ...] = ()
 
 
 def training_run(file: Path, sets: Sequence[str], name: str | None) -> Work[TrainingRun]:
@@ -142,7 +146,8 @@ def _checked(
     _check_tasks(work, agent, base)
     if served:
         _check_model(work, base)
-    return Work(work, used, base)
+    names = (pool.metadata.name for pool in manifests.pools)
+    return Work(work, used, base, tuple(name for name in names if name not in work.spec.pools))
 
 
 def _check_one_machine(work: TrainingRun | RolloutJob) -> None:

@@ -168,6 +168,16 @@ async def test_line_of_an_exception_has_no_module_and_can_be_written(error: Exce
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 
+async def test_traceback_of_the_first_exception_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    says = [call("act", what="1"), call("act", what="2"), "done"]
+    trajectory = await play("1", tools=[act_by(raising(KeyError("at")))], says=says)
+    assert trajectory.metrics["tool_errors"] == 2
+    (record,) = [record for record in caplog.records if record.name == "agentfly.rollout.calls"]
+    assert record.getMessage().endswith("tool act: KeyError: 'at'")
+    assert record.exc_info is not None
+    assert "test_calls.py" in caplog.text
+
+
 async def test_message_of_a_failed_rollout_can_be_written() -> None:
     @reward
     def broken(ctx: Context) -> float:

@@ -255,8 +255,10 @@ async def test_budget_ends_the_job_with_reasons_counted() -> None:
             agent=toys.make_agent(reward=even_places_work), group_size=2, failure_budget=0.3,
             resources=resources, sink=sink, concurrency=1,
         )  # fmt: skip
-    assert error.value.message == "rollouts: 3 of 8 failed (RewardError 3), over the budget of 0.3"
-    assert error.value.hints
+    assert error.value.message == (
+        "spec.runPolicy.failureBudget: 3 of 8 rollouts failed (RewardError 3), over the budget of 0.3"
+    )
+    assert error.value.hints[0].startswith("mend the first RewardError: reward: ")
     assert (len(sink.written), resources.held) == (6, {})
 
 
