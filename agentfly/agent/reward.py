@@ -127,6 +127,12 @@ def judge_of(reward: Any) -> Judge:
         return reward
     if reward is None or reward == {}:
         raise AgentDefinitionError("reward: is missing", hints=["pass a function made by @reward"])
+    if isinstance(reward, list | tuple):
+        names_of = ", ".join(f"{getattr(part, '__name__', part)}: 1.0" for part in reward)
+        raise AgentDefinitionError(
+            f"reward: is a {type(reward).__name__}, and the sum needs weights",
+            hints=[f"write reward={{{names_of}}}"],
+        )
     if not isinstance(reward, Mapping):
         raise _no_reward(reward)
     names: set[str] = set()
