@@ -123,7 +123,7 @@ def act_by(function: Callable[[], Any]) -> Tool[..., Any]:
     [
         (ToolResult({"a": 1}), "observation is dict, not text"),  # type: ignore[arg-type]
         (ToolResult("x", metrics={"loss": float("nan")}), "metric 'loss' is nan, not a finite number"),
-        (ToolResult("x", control="stop"), "control 'stop' is unknown"),  # type: ignore[arg-type]
+        (ToolResult("x", control="stop"), "control 'stop' is unknown (known: 'end')"),  # type: ignore[arg-type]
     ],
 )
 async def test_wrong_tool_result_is_an_observation(result: ToolResult, line: str) -> None:
