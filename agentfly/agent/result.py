@@ -3,9 +3,9 @@
 Guarantees:
 1. Text, numbers, dicts, models, command results and ``ToolResult`` are normalised to one ``ToolResult``.
 2. What is none of these has no JSON and is an exception of the tool, never a ``repr`` for the policy to read.
-3. A result that holds what cannot be used (an observation or anchor that is no text, an image that is no bytes, a
-   number that is not finite, an unknown control) is an exception of the tool, ``ToolResultInvalid``, that
-   names tool, field, value and remedy.
+3. A result that holds what cannot be used (an observation or anchor that is no text, an image that is no
+   bytes, a number that is not finite, an unknown control) is an exception of the tool, ``ToolResultInvalid``,
+   that names tool, field, value and remedy.
 """
 
 import math

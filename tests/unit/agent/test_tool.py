@@ -231,7 +231,7 @@ def called_back(done: "asyncio.Future[int]") -> str:
     return ""
 
 
-def function_taking(act: Callable[[], int]) -> str:
+def takes_act(act: Callable[[], int]) -> str:
     """Call it."""
     return ""
 
@@ -260,9 +260,8 @@ def unresolved(path: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F
         (open_ended, "tool open_ended: parameter **options: str has no schema", "named parameters"),
         (positional, "tool positional: parameter path is positional-only", "remove the `/` after path"),
         (opaque, "tool opaque: parameter lock: threading.Thread has no JSON schema", "a pydantic model"),
-        (called_back, "tool called_back: parameter done: _asyncio.Future[int] has no JSON schema", "a pydantic"),
-        (function_taking, "tool function_taking: parameter act: collections.abc.Callable[[], int] has no JSON",
-         "a pydantic model"),
+        (called_back, "tool called_back: parameter done: _asyncio.Future[int] has no JSON", "a pydantic"),
+        (takes_act, "tool takes_act: parameter act: collections.abc.Callable[[], int] has no JSON", "pydantic"),
         (misnamed, "tool misnamed: parameter context is a Context, which is injected as ctx", "name it ctx"),
         (misdocumented, "tool misdocumented: the docstring describes file, which is not a parameter (has: p",
          "rename or remove file"),
