@@ -109,6 +109,10 @@ async def rollout(
         FailureBudgetExceeded: too many rollouts failed.
         DriftExceeded: too many tokens drifted.
     """
+    if isinstance(sink, type) or not callable(getattr(sink, "finished", None)):
+        name = sink.__name__ if isinstance(sink, type) else repr(sink)
+        hints = ["pass sink=TrajectoryList(), or TrajectoryWriter(PATH) for a file"]
+        raise AgentflyError(f"sink: {name} takes no trajectories", hints=hints)
     _check_positive(group_size=group_size, concurrency=concurrency)
     began = time.monotonic()
     plans = plan_rollouts(agent, tasks, group_size=group_size, name=name, first=first)

@@ -125,6 +125,10 @@ async def rollout_one(
     """
     deadlines, resources = deadlines or Deadlines(), resources or NoPools()
     strategy, sampling = strategy or Chain(), sampling or Sampling()
+    if isinstance(strategy, type) or not callable(getattr(strategy, "run", None)):
+        name = strategy.__name__ if isinstance(strategy, type) else repr(strategy)
+        hints = ["pass an object, as in strategy=Step(history=2), or leave it out for Chain()"]
+        raise AgentflyError(f"strategy: {name} is not a strategy", hints=hints)
     begin = _account(agent, model, tokenizer, sampling.stop_token_ids)
     inputs = _Inputs(agent, model, begin, strategy, sampling, rollout_id, group_id)
     started_at, began = time.time(), time.monotonic()

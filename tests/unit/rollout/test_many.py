@@ -434,6 +434,13 @@ async def test_model_of_tokens_needs_its_tokenizer() -> None:
     assert "AutoTokenizer" in error.value.hints[0]
 
 
+@pytest.mark.parametrize("sink", [None, TrajectoryList, "played.jsonl"])
+async def test_sink_that_is_none_is_refused(sink: Any) -> None:
+    with pytest.raises(AgentflyError, match=r"^sink: .* takes no trajectories") as error:
+        await rollout(toys.make_agent(), TASKS, model=Script(ToyTokenizer(toys.grouping), "done"), sink=sink)
+    assert error.value.hints == ("pass sink=TrajectoryList(), or TrajectoryWriter(PATH) for a file",)
+
+
 async def test_acquire_without_resources_fails_the_rollout_and_says_what_to_pass() -> None:
     kept = TrajectoryList()
     async with talking(says("", ("shell", '{"command": "ls"}'))) as (model, _):
