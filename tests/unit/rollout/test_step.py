@@ -11,8 +11,8 @@ from agentfly.agent import ToolResult, tool
 from agentfly.errors import AgentflyError
 from agentfly.rollout import Chain, Step, StepTurn, StepView, Trajectory, rollout_one, window
 from tests.unit.rollout import toys
-from tests.unit.rollout.test_chain import play, play_with_model
 from tests.unit.rollout.talkers import says, talking
+from tests.unit.rollout.test_chain import play, play_with_model
 from tests.unit.rollout.toys import call
 
 LS = call("shell", command="ls")
