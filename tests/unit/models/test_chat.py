@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentfly.errors import AgentflyError
 from agentfly.models import ChatAnswer, ChatCall, ChatModel, ModelRefused, ModelUnavailable, Sampling
 from agentfly.models.chat import parse_answer, refusal, request_body
 
@@ -106,6 +107,14 @@ async def test_what_is_no_json_is_the_servers_fault() -> None:
 
     with pytest.raises(ModelUnavailable, match="an answer that is no JSON"):
         await ask(handler)
+
+
+def test_address_without_a_scheme_is_refused_at_once() -> None:
+    with pytest.raises(AgentflyError) as error:
+        ChatModel("localhost:8000/v1", "m")
+    assert error.value.render() == (
+        "base_url: localhost:8000/v1 has no scheme\n  hint: write http://localhost:8000/v1"
+    )
 
 
 def test_path_that_is_not_there_wants_v1() -> None:
