@@ -261,7 +261,7 @@ def unresolved(path: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F
         (positional, "tool positional: parameter path is positional-only", "remove the `/` after path"),
         (opaque, "tool opaque: parameter lock: threading.Thread has no JSON schema", "a pydantic model"),
         (called_back, "tool called_back: parameter done: _asyncio.Future[int] has no JSON", "a pydantic"),
-        (takes_act, "tool takes_act: parameter act: collections.abc.Callable[[], int] has no JSON", "pydantic"),
+        (takes_act, "tool takes_act: parameter act: collections.abc.Callable[[], int] has no JSON", "model"),
         (misnamed, "tool misnamed: parameter context is a Context, which is injected as ctx", "name it ctx"),
         (misdocumented, "tool misdocumented: the docstring describes file, which is not a parameter (has: p",
          "rename or remove file"),
