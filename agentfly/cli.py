@@ -24,7 +24,6 @@ from agentfly.roles.trainer import ENV_BROKER, ENV_INFERENCE_URLS
 
 if TYPE_CHECKING:
     from agentfly.local.rollouts import Elsewhere
-    from agentfly.local.rundir import RunDir
 
 Status = TypeVar("Status")
 DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 130
@@ -145,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from agentfly.local.preflight import training_run
-    from agentfly.local.rundir import RunDir
+    from agentfly.local.rundir import RunDir, was_finished
     from agentfly.local.training import TrainingRunner
     from agentfly.local.view import message, training_summary, view
 
@@ -156,7 +155,7 @@ def _run(args: argparse.Namespace) -> int:
         with _begun():
             status = asyncio.run(_until_stopped(runner.run(), runner.suspend))
     if runner.finished_before:
-        _tell_finished(folder, message(status))
+        sys.stderr.write(was_finished(folder, message(status)).render() + "\n")
     sys.stdout.write(training_summary(work.run.metadata.name, status, folder.read_metrics()) + "\n")
     return {Phase.Succeeded: DONE, Phase.Suspended: STOPPED}.get(status.phase or Phase.Failed, FAILED)
 
@@ -168,8 +167,9 @@ def _rollout(args: argparse.Namespace) -> int:
 
     from agentfly.local.preflight import rollout_job
     from agentfly.local.rollouts import RolloutRunner
-    from agentfly.local.rundir import RunDir
-    from agentfly.local.view import message, rollout_summary, view
+    from agentfly.local.rundir import RunDir, was_finished
+    from agentfly.local.view import message, rollout_end, rollout_summary, view
+    from agentfly.roles.worker import told_file, trajectories_file
 
     elsewhere = _elsewhere(args)
     work = rollout_job(args.file, args.sets, args.name, here=elsewhere is None)
@@ -179,7 +179,10 @@ def _rollout(args: argparse.Namespace) -> int:
         with _begun():
             status = asyncio.run(_until_stopped(runner.run(), runner.stop))
     if runner.finished_before:
-        _tell_finished(folder, message(status))
+        sys.stderr.write(was_finished(folder, message(status)).render() + "\n")
+    told = told_file(folder.root)
+    lines = told.read_text().splitlines() if told.exists() else []
+    sys.stdout.write(rollout_end(lines, trajectories_file(folder.root), work.unnamed))
     sys.stdout.write(rollout_summary(work.run.metadata.name, status) + "\n")
     return {JobPhase.Succeeded: DONE, JobPhase.Pending: STOPPED}.get(status.phase or JobPhase.Failed, FAILED)
 
@@ -214,14 +217,6 @@ def _begun() -> Iterator[None]:
         raise
     except AgentflyError as error:
         raise Broke(error.message, hints=error.hints) from error
-
-
-def _tell_finished(folder: "RunDir", how: str) -> None:
-    told = AgentflyError(
-        f"run {folder.name}: was finished before: {how}",
-        hints=["give a new run a name of its own: --name NAME", f"or start over: rm -r {folder.root}"],
-    )
-    sys.stderr.write(told.render() + "\n")
 
 
 async def _until_stopped(work: Coroutine[Any, Any, Status], stop: Callable[[], None]) -> Status:

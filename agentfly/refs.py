@@ -68,7 +68,8 @@ def _module(reference: str, name: str) -> ModuleType:
 def _file(reference: str, path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
-        raise ReferenceFailed(f"{reference}: {path} is not a file", hints=_beside(path))
+        hints = _beside(path, Path(reference.rpartition(":")[0]))
+        raise ReferenceFailed(f"{reference}: {path} is not a file", hints=hints)
     source = path.read_bytes()
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:12]
     name = f"{path.stem}_{digest}"
@@ -92,10 +93,13 @@ def _file(reference: str, path: Path) -> ModuleType:
     return module
 
 
-def _beside(path: Path) -> list[str]:
+def _beside(path: Path, written: Path) -> list[str]:
+    """Hints for a file that is not there, as the reference would name it."""
     names = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1)
-    return [f"did you mean {near[0]}?"] if near else [f"make {path.name}, or correct the reference"]
+    if near:
+        return [f"did you mean {written.with_name(near[0])}?"]
+    return [f"make {written}, or correct the reference"]
 
 
 def _raised(reference: str, error: BaseException) -> ReferenceFailed:

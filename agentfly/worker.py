@@ -6,7 +6,8 @@ Guarantees:
 1. Each finished rollout is a line of ``trajectories/rollouts.jsonl``; a worker that is started again goes on
    with those that are not there, and those that failed (see ``agentfly.rollout.many``).
 2. ``report.json`` counts the rollouts of this job's tasks and no others. It is replaced as a whole, twice a
-   second at most, and at the end however the rollouts end.
+   second at most, and at the end however the rollouts end. So is ``outcomes.txt``, which tells people the
+   same of what has no reward, with the first message of each reason.
 3. Exit code 0: every rollout has an outcome. 3: more failed than the budget allows. 1: anything else.
 4. The job's seed decides how answers are drawn: each turn of each rollout has a seed that follows from it.
 
@@ -33,7 +34,7 @@ from agentfly.refs import load
 from agentfly.resources.lease import Resources
 from agentfly.roles.servers import inference_urls
 from agentfly.roles.trainer import ENV_BROKER, ENV_JOB
-from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
+from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport, log_file, told_file
 from agentfly.rollout import (
     FailureBudgetExceeded,
     RolloutReport,
@@ -173,9 +174,14 @@ class Reporter:
         """Write the last report; nothing if the job has not got so far as to have one."""
         if self._report is None:
             return
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(worker_report(self._report).model_dump_json())
-        partial.replace(self._path)
+        told = "".join(f"{line}\n" for line in self._report.told(log_file(self._path.parent)))
+        for path, text in (
+            (self._path, worker_report(self._report).model_dump_json()),
+            (told_file(self._path.parent), told),
+        ):
+            partial = path.with_suffix(".partial")
+            partial.write_text(text)
+            partial.replace(path)
         self._written = time.monotonic()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from agentfly.agent.errors import AgentDefinitionError, TaskInvalid
 from agentfly.agent.injected import Injected
 from agentfly.agent.parsers import HermesParser, Parser, TextFormat, VLLMParser, parser_named
-from agentfly.agent.reward import Judge, Reward, judge_of, reward
+from agentfly.agent.reward import Judge, Reward, Score, judge_of
 from agentfly.agent.tool import ClassInit, Tool, class_init, tools_of_class
 from agentfly.context import Context
 
@@ -29,9 +29,17 @@ Row = dict[str, Any]
 Prompt = str | Callable[[Row], Sequence[Mapping[str, Any]]]
 
 
-@reward
-def _nobody() -> float | None:
-    return None
+class _Nobody:
+    """Judges no rollout of an agent that is only talked to."""
+
+    name = "nobody"
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Need nothing."""
+
+    async def score(self, row: Mapping[str, Any], ctx: Context) -> Score:
+        """None."""
+        return Score(None)
 
 
 class Agent:
@@ -76,7 +84,7 @@ class Agent:
     def unjudged(self) -> "Agent":
         """The same agent for whoever talks to it: the row's ``said`` is its prompt, and nobody judges."""
         twin = copy.copy(self)
-        twin._prompt, twin._fields, twin.reward = "{said}", ("said",), _nobody
+        twin._prompt, twin._fields, twin.reward = "{said}", ("said",), _Nobody()
         return twin
 
     def schemas(self) -> list[dict[str, Any]]:

@@ -2,9 +2,10 @@
 
 Guarantees:
 1. Text, numbers, dicts, models, command results and ``ToolResult`` are normalised to one ``ToolResult``.
-2. One that holds what cannot be used (an observation or anchor that is no text, an image that is no bytes, a
-   number that is not finite, an unknown control) is an exception of the tool, ``ToolResultInvalid``, that
-   names tool, field, value and remedy.
+2. What is none of these has no JSON and is an exception of the tool, never a ``repr`` for the policy to read.
+3. A result that holds what cannot be used (an observation or anchor that is no text, an image that is no
+   bytes, a number that is not finite, an unknown control) is an exception of the tool, ``ToolResultInvalid``,
+   that names tool, field, value and remedy.
 """
 
 import math
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from agentfly.agent.errors import ToolResultInvalid
 from agentfly.sandbox import ExecResult
@@ -47,7 +48,8 @@ def normalise(value: Any, name: str = "") -> ToolResult:
     """A tool's return value as a ``ToolResult``: text as it is, None as empty text, the rest as JSON.
 
     Raises:
-        ToolResultInvalid: it is a ``ToolResult`` with something wrong in it; ``name`` is the tool's.
+        ToolResultInvalid: it has no JSON, or is a ``ToolResult`` with something wrong in it; ``name`` is the
+            tool's.
     """
     if isinstance(value, ToolResult):
         if problem := _problem(value):
@@ -60,7 +62,13 @@ def normalise(value: Any, name: str = "") -> ToolResult:
         return ToolResult(value)
     if value is None:
         return ToolResult("")
-    return ToolResult(to_json(value, fallback=str, inf_nan_mode="constants").decode())
+    try:
+        return ToolResult(to_json(value, inf_nan_mode="constants").decode())
+    except PydanticSerializationError as cause:
+        raise ToolResultInvalid(
+            f"tool {name}: returned {_kind(value)} that has no JSON: {cause}",
+            hints=["return text, what JSON has, a dataclass, a pydantic model, or a ToolResult"],
+        ) from cause
 
 
 def _problem(result: ToolResult) -> tuple[str, str] | None:
@@ -69,7 +77,7 @@ def _problem(result: ToolResult) -> tuple[str, str] | None:
         hint = "return the value itself to have it written as JSON, or make text of it"
         return f"observation is {_kind(result.observation)}, not text", hint
     if not (result.control is None or result.control == "end"):
-        return f"control {result.control!r} is unknown", 'use control="end", or leave it out'
+        return f"control {result.control!r} is unknown (known: 'end')", 'use control="end", or leave it out'
     if result.step_reward is not None and not _finite(result.step_reward):
         return f"step_reward is {result.step_reward!r}, not a finite number", "leave step_reward out"
     if not (result.anchor is None or isinstance(result.anchor, str)):

@@ -37,11 +37,13 @@ _QUOTED = 80
 class Score:
     """A judgement; ``value`` is None where the rollout is left unscored.
 
-    ``parts`` has what each of several rewards said, by name and without its weight.
+    ``parts`` has what each of several rewards said, by name and without its weight; ``unscored`` names those
+    that returned None.
     """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
+    unscored: tuple[str, ...] = ()
 
 
 class Judge(Protocol):
@@ -74,7 +76,7 @@ class Reward(Injected[P, R]):
         """The reward, or None where the function could not or would not judge."""
         value = await self.call(row, ctx)
         if value is None:
-            return Score(None)
+            return Score(None, unscored=(self.name,))
         number = float(value) if isinstance(value, numbers.Real) else math.nan
         if not math.isfinite(number):
             shown = repr(value)
@@ -105,8 +107,8 @@ class WeightedRewards:
             said = (await part.score(row, ctx)).value
             if said is not None:
                 parts[part.name] = said
-        if len(parts) < len(self._weights):
-            return Score(None, parts)
+        if unscored := tuple(part.name for part in self._weights if part.name not in parts):
+            return Score(None, parts, unscored)
         total = sum(weight * parts[part.name] for part, weight in self._weights.items())
         if not math.isfinite(total):
             raise RewardInvalid(
@@ -125,6 +127,12 @@ def judge_of(reward: Any) -> Judge:
         return reward
     if reward is None or reward == {}:
         raise AgentDefinitionError("reward: is missing", hints=["pass a function made by @reward"])
+    if isinstance(reward, list | tuple):
+        names_of = ", ".join(f"{getattr(part, '__name__', part)}: 1.0" for part in reward)
+        raise AgentDefinitionError(
+            f"reward: is a {type(reward).__name__}, and the sum needs weights",
+            hints=[f"write reward={{{names_of}}}"],
+        )
     if not isinstance(reward, Mapping):
         raise _no_reward(reward)
     names: set[str] = set()

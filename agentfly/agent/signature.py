@@ -5,7 +5,8 @@ Guarantees:
 2. A signature that cannot be called by name (``*args``, ``**kwargs``, positional-only) is refused with the
    function, the parameter and a remedy in the error.
 3. The ``self`` of a method, and that of the ``__init__`` of a class, is nobody's to supply.
-4. Annotations are resolved, also postponed ones; one that cannot be is an error at decoration.
+4. Annotations are resolved, also postponed ones; one that cannot be is an error at decoration. So is a
+   ``Context`` under another name.
 """
 
 import inspect
@@ -76,6 +77,12 @@ def read_signature(function: Callable[..., Any], kind: str, error: type[Agentfly
     returns = types.pop("return", inspect.Parameter.empty)
     takes_context = parameters.pop(CONTEXT, None) is not None
     types.pop(CONTEXT, None)
+    for parameter_name, of in types.items():
+        if of is Context or Context in typing.get_args(of):
+            raise error(
+                f"{kind} {name}: parameter {parameter_name} is a Context, which is injected as {CONTEXT}",
+                hints=[f"name it {CONTEXT}"],
+            )
     is_async = inspect.iscoroutinefunction(function)
     return Signature(function, name, parameters, types, returns, takes_context, is_async, is_method)
 

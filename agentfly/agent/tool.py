@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
@@ -53,7 +53,7 @@ class Tool(Generic[P, R]):
         self.name = self._signature.name
         self.description = docstring.description
         self._arguments = _arguments_model(self._signature, docstring)
-        self.parameters = _json_schema(self._arguments, self.name)
+        self.parameters = _json_schema(self._arguments, self._signature)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._function(*args, **kwargs)
@@ -187,10 +187,24 @@ def _arguments_model(signature: Signature, docstring: Docstring) -> type[BaseMod
         config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
         return create_model(signature.name, __config__=config, **fields)
     except PydanticUserError as cause:
-        raise ToolDefinitionError(
-            f"tool {signature.name}: an argument's type has no JSON schema ({_first_line(cause)})",
-            hints=["use str, int, float, bool, list, dict, Literal, Enum, or a pydantic model"],
-        ) from cause
+        raise _without_schema(signature) from cause
+
+
+def _without_schema(signature: Signature) -> ToolDefinitionError:
+    """The error for the first parameter whose type has no JSON schema."""
+    for name in signature.parameters:
+        of = signature.types[name]
+        try:
+            TypeAdapter(of).json_schema()
+        except PydanticUserError:
+            what = f"parameter {name}: {inspect.formatannotation(of)} has no JSON schema"
+            break
+    else:  # none by itself, so it is a default
+        what = "a parameter has no JSON schema"
+    return ToolDefinitionError(
+        f"tool {signature.name}: {what}",
+        hints=["use str, int, float, bool, list, dict, Literal, Enum, or a pydantic model"],
+    )
 
 
 class _Schema(GenerateJsonSchema):
@@ -200,20 +214,13 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-def _json_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
+def _json_schema(model: type[BaseModel], signature: Signature) -> dict[str, Any]:
     try:
         schema = model.model_json_schema(schema_generator=_Schema, by_alias=True)
     except PydanticUserError as cause:
-        raise ToolDefinitionError(
-            f"tool {name}: an argument's type has no JSON schema ({_first_line(cause)})",
-            hints=["use str, int, float, bool, list, dict, Literal, Enum, or a pydantic model"],
-        ) from cause
+        raise _without_schema(signature) from cause
     schema.pop("title", None)
     return schema
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
 
 
 def _explain(called: Tool[..., Any], error: ValidationError) -> str:

@@ -43,6 +43,9 @@ MODELS: Mapping[str, type[ApiModel]] = {
     "TrainingRun": TrainingRun,
 }
 
+NO_MODEL = "no-model"
+"""Stands for the path of a model that a RolloutJob leaves out, because an API is its policy."""
+
 
 @dataclass(frozen=True)
 class Manifests:
@@ -103,7 +106,9 @@ class _Draft:
         )
 
 
-def load_manifests(path: Path | str, sets: Sequence[str] = (), kind: str | None = None) -> Manifests:
+def load_manifests(
+    path: Path | str, sets: Sequence[str] = (), kind: str | None = None, *, models: bool = True
+) -> Manifests:
     """Read, change by `--set` flags and check the manifests in a file.
 
     Args:
@@ -112,6 +117,7 @@ def load_manifests(path: Path | str, sets: Sequence[str] = (), kind: str | None 
             (`spec.` in front is allowed), `pool/shell.capacity.max=4` for a pool. The value is YAML; null
             removes the field.
         kind: which object `path=value` is for, TrainingRun or RolloutJob; None: the one that there is.
+        models: False where nobody loads one: no folder is looked for, and a RolloutJob needs no model.
 
     Raises:
         InvalidManifests: with all errors.
@@ -129,10 +135,12 @@ def load_manifests(path: Path | str, sets: Sequence[str] = (), kind: str | None 
     for text in sets:
         errors += _apply(text, drafts, kind)
     for draft in drafts:
+        if not models and draft.kind == "RolloutJob" and isinstance(spec := draft.at("spec"), dict):
+            spec.setdefault("model", {"path": NO_MODEL})
         errors += [draft.error(file, complaint) for complaint in _validate(draft)]
     for index, draft in enumerate(drafts):
         earlier = drafts[:index]
-        complaints = [*_repeated(draft, earlier), *_dangling(draft, drafts, base)]
+        complaints = [*_repeated(draft, earlier), *_dangling(draft, drafts, base, models)]
         errors += [draft.error(file, complaint) for complaint in complaints]
     if errors:
         raise InvalidManifests(sorted(errors, key=lambda error: (error.line is None, error.line or 0)))
@@ -213,7 +221,7 @@ def _repeated(draft: _Draft, earlier: Sequence[_Draft]) -> Iterator[Complaint]:
             return
 
 
-def _dangling(draft: _Draft, drafts: Sequence[_Draft], base: Path) -> Iterator[Complaint]:
+def _dangling(draft: _Draft, drafts: Sequence[_Draft], base: Path, models: bool) -> Iterator[Complaint]:
     """What a run or job names and what is not there. Fields that are wrong already are passed over."""
     if draft.kind == "ResourcePool":
         return
@@ -228,6 +236,8 @@ def _dangling(draft: _Draft, drafts: Sequence[_Draft], base: Path) -> Iterator[C
     yield from _reference(draft, ("spec", "agent", "entrypoint"), base)
     yield from _reference(draft, ("spec", "tasks", "entrypoint"), base)
     yield from _file(("spec", "tasks", "path"), draft.text("spec", "tasks", "path"), base)
+    if not models:
+        return
     model = draft.text("spec", "model", "path")
     if model is None:
         script = ("spec", "model", "build", "script")

@@ -11,14 +11,13 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentfly.errors import AgentflyError
-from agentfly.local.api_rollouts import add_api
+from agentfly.local.api_rollouts import add_api, key_of
 
 if TYPE_CHECKING:
     from agentfly.agent import Agent
@@ -42,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     from agentfly.rollout import Failed
 
-    agent, row = _agent(args.agent), None if args.task is None else _row(args.task)
-    trajectory = asyncio.run(_chat(agent, row, args))
+    key, agent, row = key_of(args), _agent(args.agent), None if args.task is None else _row(args.task)
+    trajectory = asyncio.run(_chat(agent, row, args, key))
     if trajectory is None:
         return 0
     sys.stdout.write(told(trajectory) + "\n")
@@ -51,12 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _chat(
-    agent: "Agent", row: Mapping[str, Any] | None, args: argparse.Namespace
+    agent: "Agent", row: Mapping[str, Any] | None, args: argparse.Namespace, key: str | None
 ) -> "Trajectory | None":
     from agentfly.local.talk import talk
     from agentfly.models import ChatModel
 
-    key = os.environ.get(args.key_env)
     async with contextlib.AsyncExitStack() as stack:
         model = await stack.enter_async_context(ChatModel(args.url, args.model, api_key=key))
         resources = None
@@ -117,7 +115,7 @@ def told(trajectory: "Trajectory") -> str:
     match trajectory.outcome:
         case Scored(reward=reward):
             return f"{counts}, reward {reward:g}"
-        case Masked(reason="unscored"):
+        case Masked(reason="unscored", message=""):  # nobody was to judge it
             return counts
         case Masked(reason=reason) | Failed(reason=reason):
             return ": ".join(filter(None, [f"{counts}, {reason}", trajectory.outcome.message]))

@@ -63,11 +63,15 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class Work(Generic[Kind]):
-    """What is to be run: the object, the pools it names, and the folder its paths are relative to."""
+    """What is to be run: the object, the pools it names, and the folder its paths are relative to.
+
+    ``unnamed`` are the names of the pools of the file that it does not name.
+    """
 
     run: Kind
     pools: tuple[ResourcePool, ...]
     base_dir: Path
+    unnamed: tuple[str, ...] = ()
 
 
 def training_run(file: Path, sets: Sequence[str], name: str | None) -> Work[TrainingRun]:
@@ -89,7 +93,7 @@ def rollout_job(
         here: its pools and the policy's servers are to run on this machine. Else it is not asked for them.
         served: its model is to be the policy. Else an API is, and neither model nor GPUs are looked at.
     """
-    manifests = load_manifests(file, sets, "RolloutJob")
+    manifests = load_manifests(file, sets, "RolloutJob", models=served)
     return _checked(file, manifests, manifests.jobs, "RolloutJob", name, here=here, served=served)
 
 
@@ -115,18 +119,13 @@ def _checked(
     served: bool = True,
 ) -> Work[Kind]:
     if len(found) != 1:
-        raise InvalidManifests(
-            [
-                ManifestError(
-                    str(file),
-                    None,
-                    "",
-                    NOTHING,
-                    f"has {len(found)} objects of kind {kind}; exactly one can be run",
-                    (f"keep one {kind} in the file, beside its ResourcePools",),
-                )
-            ]
-        )
+        problem = f"has {len(found)} objects of kind {kind}; exactly one can be run"
+        hint = f"keep one {kind} in the file, beside its ResourcePools"
+        other, command = ("RolloutJob", "rollout") if kind == "TrainingRun" else ("TrainingRun", "run")
+        if not found and (manifests.jobs or manifests.runs):
+            problem = f"has no {kind}, but a {other}"
+            hint = f"play it with `agentfly {command} -f {file}`, or add a {kind}"
+        raise InvalidManifests([ManifestError(str(file), None, "", NOTHING, problem, (hint,))])
     work, base = found[0] if name is None else _renamed(found[0], name), manifests.base
     _check_one_machine(work)
     policy = check_roles(work, base)
@@ -147,7 +146,8 @@ def _checked(
     _check_tasks(work, agent, base)
     if served:
         _check_model(work, base)
-    return Work(work, used, base)
+    names = (pool.metadata.name for pool in manifests.pools)
+    return Work(work, used, base, tuple(name for name in names if name not in work.spec.pools))
 
 
 def _check_one_machine(work: TrainingRun | RolloutJob) -> None:
@@ -244,7 +244,7 @@ def pools_of(file: Path | str) -> tuple[ResourcePool, ...]:
     Raises:
         AgentflyError: it has none, or what is wrong with them.
     """
-    manifests = load_manifests(file)
+    manifests = load_manifests(file, models=False)  # only its pools are started
     if not manifests.pools:
         raise AgentflyError(f"{file}: has no ResourcePool", hints=["name a file that has one"])
     return _placed_pools(manifests.pools, manifests.base)

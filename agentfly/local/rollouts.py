@@ -34,7 +34,7 @@ from agentfly.resources.lease import Lease, Resources
 from agentfly.roles.failure import reason_in
 from agentfly.roles.plan import Places, Role, inference_pool, rollout_role
 from agentfly.roles.status import JobSeen, rollout_status
-from agentfly.roles.worker import EXIT_BUDGET, WorkerReport, report_file
+from agentfly.roles.worker import EXIT_BUDGET, WorkerReport, log_file, report_file
 
 TICK_S = 0.5
 ASK_S = 2.0  # between two questions to a broker that is yet to come
@@ -210,7 +210,7 @@ class RolloutRunner:
         for path, text in role.files.items():
             path.write_text(text)
         self._update(phase=Phase.Running, start_time=self._seen.start_time or datetime.now(UTC), message="")
-        return self._folder.logs / "rollout.log"
+        return log_file(self._folder.root)
 
     async def _watch(
         self, worker: asyncio.subprocess.Process, resources: Resources, servers: Sequence[Lease]
@@ -257,9 +257,12 @@ class RolloutRunner:
         reason = {None: Reason.DeadlineExceeded, EXIT_BUDGET: Reason.FailureBudgetExceeded}.get(
             code, Reason.AttemptFailed
         )
-        what = (
-            "its time is over" if code is None else f"worker: exit code {code}: {reason_in(log)}; read {log}"
-        )
+        if code == EXIT_BUDGET:
+            what = f"more rollouts failed than spec.runPolicy.failureBudget allows; read {log}"
+        elif code is None:
+            what = "its time is over"
+        else:
+            what = f"worker: exit code {code}: {reason_in(log)}; read {log}"
         self._update(phase=Phase.Failed, reason=reason, message=what, **done)
 
     def _report(self) -> WorkerReport | None:

@@ -168,6 +168,14 @@ def _logging_to(path: Path) -> Iterator[None]:
         log.close()
 
 
+def was_finished(folder: RunDir, how: str) -> AgentflyError:
+    """What whoever starts a run again is told, if nothing of it is left to do."""
+    return AgentflyError(
+        f"run {folder.name}: was finished before, and nothing was started: {how}",
+        hints=["give a new run a name of its own: --name NAME", f"or start over: rm -r {folder.root}"],
+    )
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old text or the new one, never a part."""
     partial = path.with_name(f".{path.name}.partial")

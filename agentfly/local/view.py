@@ -4,11 +4,13 @@ Guarantees:
 1. Without a terminal a line is printed when something changed that matters: phase, message, finished step.
 2. Both ways show the same: phase, progress, reward, tokens a second, and each pool's members and queue.
 3. The last line of a run is for scripts as well: ``<name>: <phase> key=value ...``.
+4. What has no reward is told before it, reason by reason, with the place of the trajectories.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -133,6 +135,23 @@ def training_summary(name: str, status: TrainingRunStatus, steps: Sequence[Mappi
         first, last = first_and_last([float(record["reward"]) for record in steps])
         parts.append(f"reward_first5={first:.3f} reward_last5={last:.3f}")
     return " ".join(parts)
+
+
+def rollout_end(told: Sequence[str], trajectories: Path, unnamed: Sequence[str]) -> str:
+    """What stands before the last line of a job.
+
+    Args:
+        told: see `RolloutReport.told`.
+        trajectories: the file; not named before it is there.
+        unnamed: pools of the manifest that the job does not name.
+    """
+    lines = list(told)
+    for pool in unnamed:
+        if any(f"pool {pool}: " in line for line in told):
+            lines.append(f"  hint: add {pool} to spec.pools")
+    if trajectories.exists():
+        lines.append(f"trajectories: {trajectories}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def rollout_summary(name: str, status: RolloutJobStatus) -> str:

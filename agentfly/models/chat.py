@@ -5,8 +5,9 @@ from which tokens it is.
 
 Guarantees:
 1. A call ends within its deadline, whatever the server does; cancelling it closes its connection.
-2. A server that cannot be reached, answers 5xx, 404, 408 or 429, or sends something that is no answer raises
-   ModelUnavailable; what else it refuses is ModelRefused, with its own words and what to do about it.
+2. A server that cannot be reached, answers 5xx, 408 or 429, or sends something that is no answer raises
+   ModelUnavailable; what else it refuses is ModelRefused, with its own words and what to do about it. An API
+   that does not know its path or model (404) will not know it later.
 3. The key is sent to this server alone: no redirect is followed, and no error shows it.
 """
 
@@ -144,6 +145,9 @@ def parse_answer(base_url: str, answer: Any) -> ChatAnswer:
 def refusal(base_url: str, status: int, text: str) -> AgentflyError:
     """The exception for an answer that is not 200."""
     detail = f"model {base_url}: HTTP {status}: {text.strip()[:_QUOTED]}"
+    if status == 404:
+        path = [] if base_url.endswith("/v1") else [f"end the address with /v1, as most do: {base_url}/v1"]
+        return ModelRefused(detail, hints=[*path, "name a model that this API has"])
     if may_answer_later(status):
         return ModelUnavailable(detail)
     if status in (401, 403):

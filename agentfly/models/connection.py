@@ -5,6 +5,8 @@ from typing import Self
 
 import aiohttp
 
+from agentfly.errors import AgentflyError
+
 
 class Connection:
     """One server. Use as an async context manager, or call ``close``.
@@ -12,9 +14,14 @@ class Connection:
     Args:
         base_url: of the server.
         connect_timeout_s: seconds until it must take a connection.
+
+    Raises:
+        AgentflyError: it is no address of HTTP.
     """
 
     def __init__(self, base_url: str, *, connect_timeout_s: float) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise AgentflyError(f"base_url: {base_url} has no scheme", hints=[f"write http://{base_url}"])
         self.base_url = base_url.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._session: aiohttp.ClientSession | None = None

@@ -10,6 +10,7 @@ Not here: what becomes of members (``pool``) and of holders (``leasing``).
 """
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
 from agentfly.resources.actions import State
 from agentfly.resources.errors import PoolNotFound, ResourceError
@@ -47,8 +48,9 @@ class Pools:
             return pool
         if self._ends(name):
             raise deleted(name)
-        known = ", ".join(sorted(self._pools)) or "none"
-        raise PoolNotFound(f"pool {name}: does not exist", hints=(f"pools that do: {known}",))
+        known, near = ", ".join(sorted(self._pools)) or "none", get_close_matches(name, self._pools, n=1)
+        meant = [f"did you mean {near[0]}?"] if near else []
+        raise PoolNotFound(f"pool {name}: does not exist", hints=(*meant, f"pools that do: {known}"))
 
     def add(self, spec: PoolSpec, *, unnamed: bool = False) -> Pool:
         """A pool of a new name, or the equal one that there is.

@@ -30,12 +30,27 @@ class RolloutWorkerConfig(BaseModel):
     @property
     def trajectories_file(self) -> Path:
         """One line for each time that a rollout was played to an outcome; the newest of a rollout counts."""
-        return self.run_dir / "trajectories" / "rollouts.jsonl"
+        return trajectories_file(self.run_dir)
 
     @property
     def report_file(self) -> Path:
         """A `WorkerReport`, replaced as a whole."""
         return report_file(self.run_dir)
+
+
+def trajectories_file(run_dir: Path) -> Path:
+    """Where the worker of a run writes them."""
+    return run_dir / "trajectories" / "rollouts.jsonl"
+
+
+def told_file(run_dir: Path) -> Path:
+    """Where the worker of a run tells people what became of rollouts without a reward."""
+    return run_dir / "outcomes.txt"
+
+
+def log_file(run_dir: Path) -> Path:
+    """The log of a run's worker on one machine."""
+    return run_dir / "logs" / "rollout.log"
 
 
 def report_file(run_dir: Path) -> Path:

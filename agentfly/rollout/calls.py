@@ -5,7 +5,8 @@ Guarantees:
    Waiting for a resource does not count.
 2. An exception of the tool, or a ``ToolResult`` that is wrong, is an observation with its line and a metric;
    errors of resources and of the model are not the policy's and pass through, and so does cancellation. The
-   line names the exception's class and says its message: no module, and no address of a sandbox.
+   line names the exception's class and says its message: no module, and no address of a sandbox. The
+   traceback of the first one of a rollout is in the log.
 3. An unknown tool, wrong arguments and a call that cannot be read are observations and metrics.
 4. Calls of one turn run in the order in which they were written: later ones may rely on earlier ones.
 5. A tool that shows images to a policy that reads text alone fails the rollout: the policy would be judged
@@ -13,6 +14,7 @@ Guarantees:
 6. An observation has at most ``OBSERVATION_CHARS`` characters; what was cut off is counted in its last line.
 """
 
+import logging
 import time
 import traceback
 from typing import Any
@@ -21,6 +23,8 @@ from agentfly.agent import Parsed, Tool, ToolCall, ToolResult
 from agentfly.rollout.errors import ImagesNotReadable, is_for_the_policy
 from agentfly.rollout.play import Play
 from agentfly.rollout.trajectory import ToolCallRecord
+
+logger = logging.getLogger(__name__)
 
 OBSERVATION_CHARS = 1 << 18
 """More than contexts hold. A flood of text would be tokenised at the expense of every other rollout."""
@@ -91,8 +95,10 @@ async def _guarded(play: Play, tool: Tool[..., Any], call: ToolCall) -> tuple[To
             return ToolResult(f"timed out after {seconds:g} s"), "timeout"
         if not is_for_the_policy(error):
             raise
-        play.count("tool_errors")
         line = _line(error)
+        if not play.metrics["tool_errors"]:  # a policy that likes its error would fill a disk
+            logger.warning("rollout %s: tool %s: %s", play.ctx.rollout_id, call.name, line, exc_info=error)
+        play.count("tool_errors")
         return ToolResult(line), f"exception: {line}"
     return result, "invalid_arguments" if "invalid_arguments" in result.metrics else None
 

@@ -9,8 +9,8 @@ Guarantees:
    again in the next life of the job, so a job that its budget ended goes on; of several lines of one rollout
    the newest counts.
 4. One failing rollout never touches another; when more than ``failure_budget`` of all rollouts failed, the
-   job ends with the reasons counted, and what still ran is released. More than ``max_drift_fraction`` of its
-   tokens drifted: it ends in the same way.
+   job ends with the reasons counted and told, and what still ran is released. More than
+   ``max_drift_fraction`` of its tokens drifted: it ends in the same way.
 5. Every row is checked before the first rollout starts.
 6. The report counts the rollouts of this job's rows and no others, each once.
 
@@ -109,6 +109,10 @@ async def rollout(
         FailureBudgetExceeded: too many rollouts failed.
         DriftExceeded: too many tokens drifted.
     """
+    if isinstance(sink, type) or not callable(getattr(sink, "finished", None)):
+        name = sink.__name__ if isinstance(sink, type) else repr(sink)
+        hints = ["pass sink=TrajectoryList(), or TrajectoryWriter(PATH) for a file"]
+        raise AgentflyError(f"sink: {name} takes no trajectories", hints=hints)
     _check_positive(group_size=group_size, concurrency=concurrency)
     began = time.monotonic()
     plans = plan_rollouts(agent, tasks, group_size=group_size, name=name, first=first)
@@ -205,10 +209,12 @@ def _check_budget(report: RolloutReport, budget: float) -> None:
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.failed.items()))
     raise FailureBudgetExceeded(
-        f"rollouts: {report.failures} of {report.total} failed ({reasons}), over the budget of {budget:g}",
+        f"spec.runPolicy.failureBudget: {report.failures} of {report.total} rollouts failed ({reasons}), "
+        f"over the budget of {budget:g}",
         hints=[
-            "read the outcome messages of the failed trajectories",
-            "raise failureBudget to go on: failed rollouts are played again",
+            *(f"mend the first {reason}: {report.messages[reason]}" for reason in sorted(report.failed)),
+            "or raise spec.runPolicy.failureBudget (in a script, failure_budget); "
+            "what failed is played again by the same command",
         ],
     )
 

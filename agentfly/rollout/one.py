@@ -12,7 +12,9 @@ Guarantees:
    waiting for a resource. An answer or calls over ``deadlines.turn`` are ``Masked("turn_deadline")``: a retry
    would draw again only where the policy wrote much.
 6. A reward outside its contract is ``Failed("RewardInvalid")`` with the value; None is
-   ``Masked("unscored")``.
+   ``Masked("unscored")`` with the name of the reward.
+7. The message of a failure has the remedies of its error; that of the user's own code names the function and
+   its line.
 
 Why a lost sandbox is final: from outside, a node that died and a policy that killed its sandbox look the
 same. A reward of 0 would blame the policy for nodes. A retry would blame nobody and be worse: drawing again
@@ -26,9 +28,12 @@ nothing.
 import asyncio
 import contextlib
 import logging
+import os
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agentfly.agent import Agent
@@ -50,6 +55,7 @@ from agentfly.rollout.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
+_OURS = str(Path(__file__).parents[1]) + os.sep
 SANDBOX_LOST = "SandboxLost"
 """The reason of a rollout whose sandbox was lost after the policy's first call."""
 
@@ -119,6 +125,10 @@ async def rollout_one(
     """
     deadlines, resources = deadlines or Deadlines(), resources or NoPools()
     strategy, sampling = strategy or Chain(), sampling or Sampling()
+    if isinstance(strategy, type) or not callable(getattr(strategy, "run", None)):
+        name = strategy.__name__ if isinstance(strategy, type) else repr(strategy)
+        hints = ["pass an object, as in strategy=Step(history=2), or leave it out for Chain()"]
+        raise AgentflyError(f"strategy: {name} is not a strategy", hints=hints)
     begin = _account(agent, model, tokenizer, sampling.stop_token_ids)
     inputs = _Inputs(agent, model, begin, strategy, sampling, rollout_id, group_id)
     started_at, began = time.time(), time.monotonic()
@@ -169,7 +179,11 @@ async def _play(attempt: _Attempt, inputs: _Inputs) -> None:
         score = await agent.reward.score(task, ctx)
     for name, value in score.parts.items():
         play.count(f"reward/{name}", value)
-    attempt.outcome = Masked("unscored") if score.value is None else Scored(score.value)
+    attempt.outcome = _unscored(score.unscored) if score.value is None else Scored(score.value)
+
+
+def _unscored(by: Sequence[str]) -> Masked:
+    return Masked("unscored", f"reward {', '.join(by)} returned None" if by else "")
 
 
 def _account(
@@ -214,6 +228,8 @@ def _fail(attempt: _Attempt, error: BaseException) -> None:
     play, ctx = attempt.play, attempt.ctx
     phase = play.phase if play is not None else "prompt"
     reason, message = type(error).__name__, str(error)
+    if isinstance(error, AgentflyError):
+        message = "; ".join([error.message, *(f"hint: {hint}" for hint in error.hints)])
     if is_infrastructure(error):
         acted = play is not None and play.metrics["tool_calls"] > 0 and bool(ctx.uses)
         if is_loss(error) and error is not ctx.acquire_error and acted:
@@ -222,10 +238,18 @@ def _fail(attempt: _Attempt, error: BaseException) -> None:
             attempt.again = True
             attempt.pause = error.retry_after if isinstance(error, Saturated) else 0.0
     elif not isinstance(error, AgentflyError):
-        reason, message = _REASONS.get(phase, "RolloutError"), f"{phase}: {reason}: {message}"
+        message = f"{phase}: {reason}: {message}{_place(error)}"
+        reason = _REASONS.get(phase, "RolloutError")
         logger.warning("rollout %s: %s", ctx.rollout_id, message, exc_info=error)
     # A file's name may hold half of a surrogate pair, which cannot be written down.
     attempt.outcome = Failed(reason, message.encode("utf-8", "replace").decode())
+
+
+def _place(error: BaseException) -> str:
+    """Where the user's own function was when it raised; empty if it was not one of theirs."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen"))]
+    return f" ({own[0].name} at {own[0].filename}:{own[0].lineno})" if own else ""
 
 
 def _trajectory(attempt: _Attempt, inputs: _Inputs, started_at: float, seconds: float) -> Trajectory:

@@ -4,7 +4,7 @@ Guarantees:
 1. The model is told of the tools by its API and calls them there, unless the agent's parser has a form of its
    own: then the API is told of nothing, and the prompt says how calls are written.
 2. A call of the API becomes text in the parser's form, so that all that follows is the same as with tokens.
-   One whose arguments are no JSON object becomes a call that the tool refuses.
+   One whose arguments are no JSON object is a malformed call, with what is wrong with them.
 3. There are no token ids, so there are no rows: nothing of it can be trained on.
 4. Its length is what the server counted at its last answer; what was added since is counted at the next one.
 """
@@ -13,7 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from agentfly.agent import Parser, TextFormat, ToolCall
+from agentfly.agent import Parsed, Parser, TextFormat, ToolCall
+from agentfly.agent.parsers.base import decode_json, reason
 from agentfly.models import ChatCall, ChatModel, Sampling
 from agentfly.rollout.dialect import Messages, with_calls
 from agentfly.rollout.errors import InvalidSample
@@ -43,13 +44,26 @@ class Transcript:
     ) -> None:
         self._model = model
         self._messages = [dict(message) for message in messages]
-        self.parser = parser
+        self._parser = parser
+        self._malformed: dict[str, str] = {}
         in_text = isinstance(parser, TextFormat)
         self._renderer = parser if isinstance(parser, _Renders) and not in_text else None
         self._tools = tools if self._renderer is not None else ()
         self._length = 0
         self._said: str | None = None
         self.sampled_tokens = 0
+
+    @property
+    def parser(self) -> Parser:
+        """Of what the model writes, and of what stands for its calls."""
+        return self
+
+    def parse(self, text: str) -> Parsed:
+        """As the agent's parser; calls of the API that cannot be read are malformed."""
+        parsed = self._parser.parse(text)
+        wrong = [self._malformed.get(_key(call), "") for call in parsed.calls]
+        calls = [call for call, problem in zip(parsed.calls, wrong, strict=True) if not problem]
+        return Parsed(parsed.content, calls, [*parsed.malformed, *filter(None, wrong)])
 
     def __len__(self) -> int:
         return self._length
@@ -69,15 +83,29 @@ class Transcript:
         Raises:
             ModelUnavailable, ModelRefused: see ``ChatModel``.
         """
-        told = with_calls(self._messages, self.parser.parse) if self._renderer else self._messages
+        told = with_calls(self._messages, self.parse) if self._renderer else self._messages
         got = await self._model.chat(
             [_for_api(message) for message in told], tools=self._tools, sampling=sampling, deadline=deadline
         )
-        calls = [self._renderer.render(_as_call(call)) for call in got.calls] if self._renderer else []
+        calls = [self._as_text(call, self._renderer) for call in got.calls] if self._renderer else []
         self._said = "\n".join(filter(None, [got.text, *calls]))
         self._length = got.prompt_tokens + got.sampled_tokens
         self.sampled_tokens += max(1, got.sampled_tokens)  # a server that does not count has answered too
         return got.finish_reason
+
+    def _as_text(self, call: ChatCall, renderer: _Renders) -> str:
+        try:
+            arguments, end = decode_json(call.arguments or "{}")
+            if call.arguments[end:].strip():
+                raise ValueError("not valid JSON: there is text behind the arguments")
+            if not isinstance(arguments, dict):
+                raise ValueError('"arguments" is not a JSON object')
+            return renderer.render(ToolCall(call.name, arguments))
+        except (ValueError, RecursionError) as error:
+            # A call that every parser can write stands for the text; `parse` finds it as it is read again.
+            text = renderer.render(ToolCall(call.name, {"arguments": call.arguments}))
+            self._malformed |= {_key(stands): reason(error) for stands in self._parser.parse(text).calls}
+            return text
 
     def end_turn(self) -> str:
         """Close the turn and return its text.
@@ -113,12 +141,8 @@ def _characters(messages: Messages) -> int:
     return sum(len(str(message["content"])) for message in messages)
 
 
-def _as_call(call: ChatCall) -> ToolCall:
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:
-        arguments = call.arguments
-    return ToolCall(call.name, arguments if isinstance(arguments, dict) else {"arguments": call.arguments})
+def _key(call: ToolCall) -> str:
+    return json.dumps([call.name, call.arguments])
 
 
 def _for_api(message: Mapping[str, Any]) -> dict[str, Any]:

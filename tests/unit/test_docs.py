@@ -9,14 +9,15 @@ import pytest
 
 from agentfly import Agent, AgentflyError, Context, Step, ToolResult
 from agentfly.agent.parsers import PARSERS
-from agentfly.api import ResourcePool
+from agentfly.api import ResourcePool, Rollout
 from agentfly.api.load import load_manifests
 from agentfly.api.reasons import ConditionType, Reason, RolloutJobPhase, TrainingRunPhase
 from agentfly.broker.pools import pool_spec
 from agentfly.cli import _parser
+from agentfly.context import Deadlines
 from agentfly.refs import load
 from agentfly.resources.nothing import NoPools
-from agentfly.rollout import StepView
+from agentfly.rollout import StepTurn, StepView
 
 DOCS = Path(__file__).parents[2] / "docs"
 POOLS = (DOCS / "pools.md").read_text()
@@ -128,6 +129,39 @@ def test_the_tables_of_the_guide_have_every_parser_and_field():
     assert set(named) - {"vllm:NAME", "parse(text)"} == set(PARSERS)
     results = AGENTS.partition("| field of `ToolResult` |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", results, re.M)) == {field.name for field in fields(ToolResult)}
+
+
+def test_the_job_of_the_guide_to_agents_is_one(tmp_path):
+    (text,) = blocks("yaml", AGENTS)
+    pool = POOL_BLOCKS[0][0].replace("name: shell", "name: index")
+    (tmp_path / "job.yaml").write_text(f"{pool}---\n{text}")
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "tasks.jsonl").write_text("")
+    (job,) = load_manifests(tmp_path / "job.yaml", models=False).jobs
+    assert job.spec.rollout.group_size == 1
+    assert len(text.splitlines()) == 9
+
+
+def test_the_attributes_of_a_step_view_are_those_of_the_guide():
+    table = AGENTS.partition("| attribute of `StepView` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == [field.name for field in fields(StepView)]
+    for field in fields(StepTurn):
+        assert f"`{field.name}`" in table
+
+
+def test_the_limits_of_the_concepts_are_the_defaults():
+    text = (DOCS / "concepts.md").read_text()
+    told, rollout = dict(re.findall(r"`(\w+)` \((\d+)", text)), Rollout()
+    found = {
+        info.alias or name: str(getattr(block, name))
+        for block in (rollout, rollout.timeouts)
+        for name, info in type(block).model_fields.items()
+    }
+    assert len(told) == 7
+    assert told.items() <= found.items()
+    assert f"`max_prompt_tokens` is {Step().max_prompt_tokens}" in text
+    each = Deadlines()
+    assert f"Deadlines(call={each.call:g}, turn={each.turn:g}, rollout={each.rollout:g})" in text
 
 
 def test_the_commands_of_the_guide_are_commands():

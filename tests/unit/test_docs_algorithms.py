@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from agentfly.api.algorithm import DISCOUNTING, NAMES, WITHOUT_GROUPS, Algorithm, Dapo, Gigpo, Hgpo, Ppo
+from agentfly.api.asynchronous import Asynchronous
 from agentfly.api.base import ApiModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -27,8 +28,9 @@ def test_every_algorithm_has_its_row_and_its_source() -> None:
 
 
 def test_the_manifest_of_the_guide_is_accepted() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
-    assert Algorithm.model_validate(yaml.safe_load(text)["algorithm"]).name == "gigpo"
+    first, second = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S))
+    assert Algorithm.model_validate(first["algorithm"]).name == "gigpo"
+    assert Asynchronous.model_validate(second["asynchronous"]).max_staleness == 1
 
 
 def test_every_field_is_told_with_who_reads_it() -> None:

@@ -125,10 +125,16 @@ def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
     )
 
 
+def test_a_hint_of_a_path_keeps_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    write(tmp_path / "m" / "good.py", "")
+    assert refusal("m/god.py:agent", tmp_path).endswith("hint: did you mean m/good.py?")
+
+
 def test_a_missing_file_without_neighbours_says_what_to_make(tmp_path: Path) -> None:
     assert refusal("sub/agent.py:agent", tmp_path) == (
         f"sub/agent.py:agent: {tmp_path}/sub/agent.py is not a file\n"
-        "  hint: make agent.py, or correct the reference"
+        "  hint: make sub/agent.py, or correct the reference"
     )
 
 

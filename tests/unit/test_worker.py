@@ -124,7 +124,13 @@ def test_report_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     assert report_in(tmp_path).scored == 0
     reporter.write()
     assert (report_in(tmp_path).scored, report_in(tmp_path).reward_mean) == (3, 0.5)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outcomes.txt", "report.json"]
+
+
+def test_what_failed_is_told_with_its_first_message(run: Any, tmp_path: Path) -> None:
+    assert run(None, rollout=SHAPE, failure_budget=1.0) == 0
+    (line,) = (tmp_path / "outcomes.txt").read_text().splitlines()
+    assert line.startswith("failed 2 (RewardError): reward: ValueError: broken (judge at ")
 
 
 # 3. exit codes

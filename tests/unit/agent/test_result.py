@@ -1,5 +1,6 @@
 """Results of tools: what is understood, and what is refused."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -32,7 +33,6 @@ class Point(BaseModel):
         ([1, "b"], '[1,"b"]'),
         (Point(x=1), '{"x":1,"y":0}'),
         (float("nan"), "NaN"),
-        ({1: object}, '{"1":"<class \'object\'>"}'),
     ],
 )
 def test_values_are_normalised(value: Any, observation: str) -> None:
@@ -61,7 +61,7 @@ def test_tool_result_is_taken_as_it_is() -> None:
     [
         (ToolResult({"a": 1}), "observation is dict, not text"),  # type: ignore[arg-type]
         (ToolResult(None), "observation is NoneType, not text"),  # type: ignore[arg-type]
-        (ToolResult("x", control="stop"), "control 'stop' is unknown"),  # type: ignore[arg-type]
+        (ToolResult("x", control="stop"), r"control 'stop' is unknown \(known: 'end'\)"),  # type: ignore[arg-type]
         (ToolResult("x", metrics=[1]), "metrics is list, not a dict"),  # type: ignore[arg-type]
         (ToolResult("x", metrics={"loss": float("nan")}), "metric 'loss' is nan, not a finite number"),
         (ToolResult("x", metrics={"loss": float("inf")}), "metric 'loss' is inf, not a finite number"),
@@ -81,6 +81,12 @@ def test_wrong_tool_result_is_refused(result: ToolResult, problem: str) -> None:
         normalise(result, "search")
     assert error.value.message.startswith("tool search: ToolResult: ")
     assert error.value.hints
+
+
+@pytest.mark.parametrize("value", [object(), {1: object}, [threading.Lock()], b"\xff"])
+def test_what_has_no_json_is_refused(value: Any) -> None:
+    with pytest.raises(ToolResultInvalid, match=rf"^tool search: returned {type(value).__name__} that has"):
+        normalise(value, "search")
 
 
 def test_integer_beyond_floats_is_no_metric() -> None:

@@ -129,7 +129,7 @@ def returning(value: Any) -> Any:
     [(1, 1.0), (True, 1.0), (False, 0.0), (-0.5, -0.5), (fractions.Fraction(1, 2), 0.5), (None, None)],
 )
 async def test_numbers_are_scores(value: Any, score: float | None) -> None:
-    assert await returning(value).score({}, context()) == Score(score)
+    assert (await returning(value).score({}, context())).value == score
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_several_rewards_are_summed_by_weight_in_their_order() -> None:
 
 async def test_sum_with_an_unscored_part_is_unscored() -> None:
     both = judge_of({solved: 1.0, brief: 0.1})
-    assert await both.score({"answer": "?", "words": 5}, context()) == Score(None, {"brief": -5})
+    assert await both.score({"answer": "?", "words": 5}, context()) == Score(None, {"brief": -5}, ("solved",))
 
 
 def test_fields_of_every_part_are_asked_for() -> None:
@@ -236,7 +236,8 @@ def twin() -> Any:
     [
         ({}, "reward: is missing"),
         ({len: 1.0}, "reward: len is not a reward"),
-        ([brief], "is not a reward"),
+        ([brief, solved], "reward: is a list, and the sum needs weights"),
+        (3, "reward: 3 is not a reward"),
         ({brief: "1"}, "reward: weight '1' of brief is not a finite number"),
         ({brief: math.inf}, "reward: weight inf of brief is not a finite number"),
         ({brief: 1.0, twin(): 1.0}, "reward: brief is there twice"),
@@ -246,3 +247,19 @@ def test_what_is_no_reward_is_told(given: Any, problem: str) -> None:
     with pytest.raises(AgentDefinitionError, match=problem) as error:
         judge_of(given)
     assert error.value.hints
+
+
+def test_list_of_rewards_is_answered_with_the_dict_to_write() -> None:
+    with pytest.raises(AgentDefinitionError) as error:
+        judge_of([brief, solved])
+    assert error.value.hints == ("write reward={brief: 1.0, solved: 1.0}",)
+
+
+def test_context_of_another_name_is_refused() -> None:
+    def judged(context: Context) -> float:
+        return 1.0
+
+    with pytest.raises(RewardDefinitionError) as error:
+        reward(judged)
+    said = "reward judged: parameter context is a Context, which is injected as ctx\n  hint: name it ctx"
+    assert error.value.render() == said

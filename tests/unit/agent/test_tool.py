@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -220,8 +221,18 @@ def opaque(lock: threading.Thread) -> str:
     return ""
 
 
+def misnamed(path: str, context: Context | None = None) -> str:
+    """Read a file."""
+    return ""
+
+
 def called_back(done: "asyncio.Future[int]") -> str:
     """Use a future."""
+    return ""
+
+
+def takes_act(act: Callable[[], int]) -> str:
+    """Call it."""
     return ""
 
 
@@ -248,8 +259,10 @@ def unresolved(path: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F
         (starred, "tool starred: parameter *paths: str has no schema", "*paths: str by named parameters"),
         (open_ended, "tool open_ended: parameter **options: str has no schema", "named parameters"),
         (positional, "tool positional: parameter path is positional-only", "remove the `/` after path"),
-        (opaque, "tool opaque: an argument's type has no JSON schema", "a pydantic model"),
-        (called_back, "tool called_back: an argument's type has no JSON schema", "a pydantic model"),
+        (opaque, "tool opaque: parameter lock: threading.Thread has no JSON schema", "a pydantic model"),
+        (called_back, "tool called_back: parameter done: _asyncio.Future[int] has no JSON", "a pydantic"),
+        (takes_act, "tool takes_act: parameter act: collections.abc.Callable[[], int] has no JSON", "model"),
+        (misnamed, "tool misnamed: parameter context is a Context, which is injected as ctx", "name it ctx"),
         (misdocumented, "tool misdocumented: the docstring describes file, which is not a parameter (has: p",
          "rename or remove file"),
         (unresolved, "tool unresolved: an annotation cannot be resolved", "import the type at module level"),

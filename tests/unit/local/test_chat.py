@@ -184,6 +184,12 @@ def test_command_that_fails_says_why(
     [
         (["--task", "tea"], "agent.py:agent", "--task: is not JSON"),
         (["--task", "[1]"], "agent.py:agent", "--task: is a list, not an object"),
+        (
+            ["--url", "localhost/v1"],
+            "agent.py:agent",
+            "--url: localhost/v1 has no scheme\n  hint: write http://",
+        ),
+        (["--key-env", "NOT_SET"], "agent.py:agent", "--key-env: NOT_SET is not set"),
         ([], "agent.py:other", "agent.py:other: is of type int, not an agentfly.Agent"),
     ],
 )

@@ -15,6 +15,7 @@ from agentfly.errors import AgentflyError
 from agentfly.local import environments, preflight, rollouts
 from agentfly.local.rundir import FolderRefused
 from agentfly.roles.status import JobSeen, rollout_status
+from agentfly.roles.worker import told_file, trajectories_file
 
 SPEC = {"agent": {"entrypoint": "a.py:a"}, "tasks": {"path": "t"}, "model": {"path": "m"}}
 JOB = RolloutJob.model_validate({"metadata": {"name": "j"}, "spec": SPEC})
@@ -22,7 +23,7 @@ JOB = RolloutJob.model_validate({"metadata": {"name": "j"}, "spec": SPEC})
 
 @pytest.fixture
 def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    work = types.SimpleNamespace(run=JOB, pools=(), base_dir=tmp_path)
+    work = types.SimpleNamespace(run=JOB, pools=(), base_dir=tmp_path, unnamed=("shell",))
     monkeypatch.setattr(preflight, "rollout_job", lambda *_, here: work)
 
     def start(result: RolloutJobStatus | Exception, finished_before: bool = False, *more: str) -> int:
@@ -98,10 +99,26 @@ def test_a_job_that_was_finished_before_says_how_and_what_to_do(
 ) -> None:
     assert rollout(failed(Reason.AttemptFailed, "worker: exit code 1: oh"), finished_before=True) == 1
     assert capsys.readouterr().err == (
-        "run j: was finished before: worker: exit code 1: oh\n"
+        "run j: was finished before, and nothing was started: worker: exit code 1: oh\n"
         "  hint: give a new run a name of its own: --name NAME\n"
         f"  hint: or start over: rm -r {tmp_path / 'j'}\n"
     )
+
+
+def test_what_has_no_reward_is_told_before_the_last_line(
+    rollout: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, file = told_file(tmp_path / "j"), trajectories_file(tmp_path / "j")
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    told.write_text("failed 1 (PoolNotFound): pool shell: does not exist\n")
+    assert rollout(SUCCEEDED) == 0
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "failed 1 (PoolNotFound): pool shell: does not exist",
+        "  hint: add shell to spec.pools",
+        f"trajectories: {file}",
+        "j: Succeeded",
+    ]
 
 
 def test_a_job_that_fails_now_says_nothing_of_before(

@@ -9,7 +9,7 @@ from agentfly.api import RolloutJob, TrainingRun
 from agentfly.api.problems import InvalidManifests
 from agentfly.errors import AgentflyError
 from agentfly.local import preflight
-from agentfly.local.preflight import check_roles, rollout_job, training_run
+from agentfly.local.preflight import check_roles, pools_of, rollout_job, training_run
 from agentfly.roles.plan import Places, trainer_config
 
 AGENT = """\
@@ -123,6 +123,29 @@ def test_what_is_right_is_handed_on(folder):
     job = rollout_job(folder.file("RolloutJob"), [], "other")
     assert isinstance(job.run, RolloutJob)
     assert job.run.metadata.name == "other"
+
+
+def test_model_is_not_looked_for_where_an_api_is_the_policy(folder):
+    file = folder.file("RolloutJob", model={"path": "nowhere"})
+    assert rollout_job(file, [], None, served=False).run.spec.model.path == "nowhere"
+    with pytest.raises(AgentflyError, match=r"spec\.model\.path: nowhere is not a directory"):
+        rollout_job(file, [], None)
+
+
+def test_job_that_an_api_plays_needs_no_model(folder):
+    file = folder.file("RolloutJob")
+    documents = list(yaml.safe_load_all(file.read_text()))
+    del documents[-1]["spec"]["model"]
+    file.write_text(yaml.safe_dump_all(documents))
+    assert rollout_job(file, [], None, served=False).run.metadata.name == "demo"
+    with pytest.raises(AgentflyError, match=r"spec\.model: is missing"):
+        rollout_job(file, [], None)
+
+
+def test_model_of_a_run_does_not_matter_to_who_wants_its_pools(folder):
+    folder.pool("shell", POOL)
+    (pool,) = pools_of(folder.file("TrainingRun", model={"path": "nowhere"}, steps=1, tasksPerStep=1))
+    assert pool.metadata.name == "shell"
 
 
 def test_a_trainer_is_never_given_what_it_refuses(folder):
@@ -267,6 +290,27 @@ def test_a_pool_with_the_name_of_the_policys_own_is_refused(folder, pool, name):
         f"ResourcePool {pool}: has the name of the pool of the policy's own servers\n"
         "  hint: give the pool another name, or the TrainingRun: --name NAME"
     )
+
+
+def test_a_file_for_the_other_command_says_which(folder):
+    run = {"steps": 1, "tasksPerStep": 1}
+    for kind, spec, check, said in (
+        (
+            "TrainingRun",
+            run,
+            rollout_job,
+            "no RolloutJob, but a TrainingRun\n  hint: play it with `agentfly run",
+        ),
+        (
+            "RolloutJob",
+            {},
+            training_run,
+            "no TrainingRun, but a RolloutJob\n  hint: play it with `agentfly rollout",
+        ),
+    ):
+        with pytest.raises(InvalidManifests) as caught:
+            check(folder.file(kind, **spec), [], None)
+        assert said in caught.value.render()
 
 
 def test_a_flag_is_for_the_kind_that_is_run(folder):

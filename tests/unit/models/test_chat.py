@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentfly.errors import AgentflyError
 from agentfly.models import ChatAnswer, ChatCall, ChatModel, ModelRefused, ModelUnavailable, Sampling
 from agentfly.models.chat import parse_answer, refusal, request_body
 
@@ -108,6 +109,22 @@ async def test_what_is_no_json_is_the_servers_fault() -> None:
         await ask(handler)
 
 
+def test_address_without_a_scheme_is_refused_at_once() -> None:
+    with pytest.raises(AgentflyError) as error:
+        ChatModel("localhost:8000/v1", "m")
+    assert error.value.render() == (
+        "base_url: localhost:8000/v1 has no scheme\n  hint: write http://localhost:8000/v1"
+    )
+
+
+def test_path_that_is_not_there_wants_v1() -> None:
+    assert refusal("http://h", 404, "not found").hints == (
+        "end the address with /v1, as most do: http://h/v1",
+        "name a model that this API has",
+    )
+    assert refusal("http://h/v1", 404, "not found").hints == ("name a model that this API has",)
+
+
 async def test_server_that_is_not_there_is_unavailable() -> None:
     async with serving(lambda request: asyncio.sleep(0)) as url:
         pass
@@ -121,7 +138,8 @@ async def test_server_that_is_not_there_is_unavailable() -> None:
     [
         (500, "broken", ModelUnavailable, None),
         (429, "slow down", ModelUnavailable, None),
-        (404, "no such model", ModelUnavailable, None),
+        (404, "no such model", ModelRefused, "name a model that this API has"),
+        (403, "not you", ModelRefused, "give the key"),
         (401, "who are you", ModelRefused, "give the key"),
         (400, '"auto" tool choice requires --enable-auto-tool-choice', ModelRefused, "--tool-call-parser"),
         (400, "too long", ModelRefused, None),

@@ -260,7 +260,8 @@ async def test_unknown_pool_names_those_that_exist():
     async with engine_of(FakeRunner(), pool()) as engine:
         with pytest.raises(PoolNotFound) as missing:
             await engine.acquire("sew", "a")
-        assert missing.value.render() == "pool sew: does not exist\n  hint: pools that do: swe"
+        said = "pool sew: does not exist\n  hint: did you mean swe?\n  hint: pools that do: swe"
+        assert missing.value.render() == said
 
 
 @virtual

@@ -123,7 +123,7 @@ def act_by(function: Callable[[], Any]) -> Tool[..., Any]:
     [
         (ToolResult({"a": 1}), "observation is dict, not text"),  # type: ignore[arg-type]
         (ToolResult("x", metrics={"loss": float("nan")}), "metric 'loss' is nan, not a finite number"),
-        (ToolResult("x", control="stop"), "control 'stop' is unknown"),  # type: ignore[arg-type]
+        (ToolResult("x", control="stop"), "control 'stop' is unknown (known: 'end')"),  # type: ignore[arg-type]
     ],
 )
 async def test_wrong_tool_result_is_an_observation(result: ToolResult, line: str) -> None:
@@ -168,13 +168,24 @@ async def test_line_of_an_exception_has_no_module_and_can_be_written(error: Exce
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 
+async def test_traceback_of_the_first_exception_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    says = [call("act", what="1"), call("act", what="2"), "done"]
+    trajectory = await play("1", tools=[act_by(raising(KeyError("at")))], says=says)
+    assert trajectory.metrics["tool_errors"] == 2
+    (record,) = [record for record in caplog.records if record.name == "agentfly.rollout.calls"]
+    assert record.getMessage().endswith("tool act: KeyError: 'at'")
+    assert record.exc_info is not None
+    assert "test_calls.py" in caplog.text
+
+
 async def test_message_of_a_failed_rollout_can_be_written() -> None:
     @reward
     def broken(ctx: Context) -> float:
         raise OSError("caf\udce9")
 
     trajectory = await play("1", reward=broken)
-    assert trajectory.outcome == Failed("RewardError", "reward: OSError: caf?")
+    assert isinstance(trajectory.outcome, Failed)
+    assert trajectory.outcome.message.startswith("reward: OSError: caf? (broken at ")
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 
@@ -209,7 +220,9 @@ async def test_no_rollout_is_missing_when_a_tool_cancels_itself() -> None:
 async def test_image_for_a_policy_that_reads_text_fails_the_rollout() -> None:
     trajectory = await play("1", tools=[act_by(lambda: ToolResult("see", images=[b"png", b"png"]))])
     assert trajectory.outcome == Failed(
-        "ImagesNotReadable", "tool act: shows 2 images, and the policy reads text alone"
+        "ImagesNotReadable",
+        "tool act: shows 2 images, and the policy reads text alone; "
+        "hint: describe in the observation what there is to see, and return no images",
     )
 
 

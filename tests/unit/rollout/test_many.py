@@ -255,8 +255,10 @@ async def test_budget_ends_the_job_with_reasons_counted() -> None:
             agent=toys.make_agent(reward=even_places_work), group_size=2, failure_budget=0.3,
             resources=resources, sink=sink, concurrency=1,
         )  # fmt: skip
-    assert error.value.message == "rollouts: 3 of 8 failed (RewardError 3), over the budget of 0.3"
-    assert error.value.hints
+    assert error.value.message == (
+        "spec.runPolicy.failureBudget: 3 of 8 rollouts failed (RewardError 3), over the budget of 0.3"
+    )
+    assert error.value.hints[0].startswith("mend the first RewardError: reward: ")
     assert (len(sink.written), resources.held) == (6, {})
 
 
@@ -432,10 +434,19 @@ async def test_model_of_tokens_needs_its_tokenizer() -> None:
     assert "AutoTokenizer" in error.value.hints[0]
 
 
+@pytest.mark.parametrize("sink", [None, TrajectoryList, "played.jsonl"])
+async def test_sink_that_is_none_is_refused(sink: Any) -> None:
+    with pytest.raises(AgentflyError, match=r"^sink: .* takes no trajectories") as error:
+        await rollout(toys.make_agent(), TASKS, model=Script(ToyTokenizer(toys.grouping), "done"), sink=sink)
+    assert error.value.hints == ("pass sink=TrajectoryList(), or TrajectoryWriter(PATH) for a file",)
+
+
 async def test_acquire_without_resources_fails_the_rollout_and_says_what_to_pass() -> None:
     kept = TrajectoryList()
     async with talking(says("", ("shell", '{"command": "ls"}'))) as (model, _):
         await rollout(toys.make_agent(), TASKS[:1], model=model, sink=kept, failure_budget=1.0)
     assert kept[0].outcome == Failed(
-        "PoolNotFound", "pool shell: is not here; this rollout was given no resources"
+        "PoolNotFound",
+        "pool shell: is not here; this rollout was given no resources; hint: pass resources=..., as "
+        '`async with local_pools("pools.yaml") as resources` gives them',
     )

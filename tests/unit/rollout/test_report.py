@@ -1,6 +1,7 @@
 """Counts and statistics over many rollouts."""
 
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,21 @@ def test_outcomes_are_counted_by_reason() -> None:
         report.add(make(outcome=outcome))
     assert (report.scored, report.masked, report.failed) == (1, {"deadline": 2, "unscored": 1}, {"Infra": 1})
     assert (report.finished, report.failures) == (5, 1)
+
+
+def test_first_message_of_each_reason_and_errors_of_tools_are_told() -> None:
+    report, log = RolloutReport(total=5), Path("logs/agentfly.log")
+    assert report.told(log) == []
+    outcomes = (Failed("Infra", "a"), Failed("Infra", "b"), Failed("E", "x" * 5000))
+    for outcome in (*outcomes, Masked("unscored", "reward judge returned None"), Masked("deadline")):
+        report.add(make(outcome=outcome, metrics={"tool_errors": 2}))
+    assert report.told(log) == [
+        "masked 1 (deadline)",
+        "masked 1 (unscored): reward judge returned None",
+        f"failed 1 (E): {'x' * 1000}",
+        "failed 2 (Infra): a",
+        "tool_errors 10: tracebacks are in logs/agentfly.log",
+    ]
 
 
 def test_tokens_and_drift_are_summed() -> None:

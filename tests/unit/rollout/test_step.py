@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from agentfly.agent import ToolResult, tool
 from agentfly.errors import AgentflyError
-from agentfly.rollout import Chain, Step, StepTurn, StepView, Trajectory, window
+from agentfly.rollout import Chain, Step, StepTurn, StepView, Trajectory, rollout_one, window
 from tests.unit.rollout import toys
+from tests.unit.rollout.talkers import says, talking
 from tests.unit.rollout.test_chain import play, play_with_model
 from tests.unit.rollout.toys import call
 
@@ -157,3 +158,13 @@ async def test_prompt_that_goes_on_from_a_row_is_no_row_of_its_own() -> None:
     assert trajectory.drift.forks == 0
     row = trajectory.rows[0]
     assert [*row.prompt_ids, *row.response_ids][: len(model.prompts[2])] == model.prompts[2]
+
+
+@pytest.mark.parametrize(("strategy", "name"), [("Step", "'Step'"), (Step, "Step"), (3, "3")])
+async def test_what_is_no_strategy_is_refused(strategy: Any, name: str) -> None:
+    async with talking(says("done")) as (model, asked):
+        with pytest.raises(AgentflyError) as error:
+            await rollout_one(toys.make_agent(), {"what": "tea"}, model=model, strategy=strategy)
+    assert error.value.message == f"strategy: {name} is not a strategy"
+    assert error.value.hints[0].startswith("pass an object, as in strategy=Step(history=2)")
+    assert asked == []

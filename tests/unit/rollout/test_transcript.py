@@ -68,11 +68,32 @@ async def test_several_calls_are_run_in_their_order(parser: str) -> None:
     assert roles(asked[1]["messages"]) == ["user", "assistant", "tool", "tool"]
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "ls"])
-async def test_arguments_that_are_no_object_are_refused_by_the_tool(arguments: str) -> None:
-    trajectory, _ = await play(says("", ("shell", arguments)), says("done"))
+@pytest.mark.parametrize("parser", ["hermes", "xml"])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ('{"a": 2, "b": ', "not valid JSON: Expecting value at character 14"),
+        ("ls", "not valid JSON: Expecting value at character 0"),
+        ("[1,2]", '"arguments" is not a JSON object'),
+        ('{"command": "ls"} now', "not valid JSON: there is text behind the arguments"),
+    ],
+)
+async def test_arguments_that_are_no_object_are_a_malformed_call(
+    arguments: str, problem: str, parser: str
+) -> None:
+    answers = says("", ("shell", arguments), LS), says("done")
+    trajectory, asked = await play(*answers, agent=make_agent(parser=parser))
     assert trajectory.outcome == Scored(1.0)
-    assert trajectory.metrics["invalid_arguments"] == 1
+    counts = [trajectory.metrics[name] for name in ("malformed_calls", "invalid_arguments", "tool_calls")]
+    assert counts == [1, 0, 1]
+    assert asked[1]["messages"][-1]["content"] == f"malformed tool call: {problem}"
+    assert arguments in trajectory.messages[1]["content"].replace('\\"', '"')
+
+
+async def test_only_malformed_calls_leave_the_answer_as_text() -> None:
+    _, asked = await play(says("", ("shell", "{")), says("done"))
+    assert roles(asked[1]["messages"]) == ["user", "assistant", "user"]
+    assert "tool_calls" not in asked[1]["messages"][1]
 
 
 async def test_unknown_tool_is_an_observation() -> None:
