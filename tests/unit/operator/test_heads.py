@@ -83,6 +83,8 @@ async def test_a_head_is_asked_again_and_again_and_only_news_is_told(world: Worl
 async def test_following_again_asks_no_more_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVERY_S", 60.0)
     trainer, heads, _ = world
+    heads.follow(RUN, HEAD)
+    await asked(trainer, 1)
     for _ in range(20):
         heads.follow(RUN, HEAD)
         await asyncio.sleep(0.005)
