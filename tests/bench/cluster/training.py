@@ -14,7 +14,7 @@ from tests.cluster.demo.training import Training, archives, environments
 
 logger = logging.getLogger("tests.bench")
 
-STEPS, PAUSE_AFTER = 4, 2
+STEPS, PAUSE_AFTER = 16, 2
 
 
 async def measure(cluster: Cluster) -> Times:
@@ -22,6 +22,7 @@ async def measure(cluster: Cluster) -> Times:
 
     Raises:
         Unavailable: this machine has no environment that fits.
+        RuntimeError: the run was at its end before it could be suspended.
     """
     return await asyncio.to_thread(_measure, cluster)
 
@@ -31,6 +32,8 @@ def _measure(cluster: Cluster) -> Times:
     cluster.import_image(*archives(homes))
     scene = Training(cluster, lambda text: logger.info("%s", text.splitlines()[0] if text else ""))
     scene.run(homes, STEPS, PAUSE_AFTER)
+    if scene.times.next_step is None:
+        raise RuntimeError(f"training: {STEPS} steps were done before the run was suspended")
     return scene.times
 
 
