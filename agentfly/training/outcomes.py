@@ -25,6 +25,7 @@ def record(step: int, trajectory: Trajectory) -> dict[str, Any]:
         "outcome": outcome.type,
         "reason": "" if isinstance(outcome, Scored) else outcome.reason,
         "reward": trajectory.reward,
+        "stop": trajectory.stop_reason,
         "turns": trajectory.turns,
         "tool_calls": len(trajectory.tool_calls),
         "sampled_tokens": trajectory.sampled_tokens,
@@ -41,6 +42,7 @@ class StepOutcomes:
 
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    stops: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     turns: int = 0
     tool_calls: int = 0
@@ -54,6 +56,8 @@ class StepOutcomes:
         self.counts[entry["outcome"]] += 1
         if entry["reason"]:
             self.reasons[entry["reason"]] += 1
+        if entry["stop"]:
+            self.stops[entry["stop"]] += 1
         if entry["reward"] is not None:
             self.rewards.append(entry["reward"])
         for name in ("turns", "tool_calls", "sampled_tokens", "tokens", "drifted_tokens", "forks"):
@@ -72,6 +76,8 @@ class StepOutcomes:
         }
         if self.reasons:
             values["reasons"] = dict(self.reasons)
+        if self.stops:
+            values["stops"] = dict(self.stops)
         if self.rewards:
             values["reward"] = statistics.fmean(self.rewards)
             values["reward_std"] = statistics.pstdev(self.rewards)

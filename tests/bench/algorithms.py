@@ -38,6 +38,8 @@ def _of_turns(name: str, strategy: str) -> Case:
         f"algorithm.name={name}",
         "agent.entrypoint=anchored.py:agent",
         f"rollout.strategy.type={strategy}",
+        # Of a Step every prompt counts, not the first alone.
+        *(("rollout.maxPromptTokens=256",) if strategy == "Step" else ()),
     )
     return Case(f"{name}-{strategy.lower()}", sets)
 

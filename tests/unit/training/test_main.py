@@ -88,6 +88,7 @@ def test_a_step_that_a_killed_attempt_saved_and_did_not_write_is_written(
         "rollout": "r",
         "outcome": "scored",
         "reason": "",
+        "stop": "",
         "reward": 1.0,
         **dict.fromkeys(left, 1),
     }
@@ -269,6 +270,7 @@ def drifted(config: TrainerConfig) -> None:
         "rollout": "r",
         "outcome": "scored",
         "reason": "",
+        "stop": "",
         "reward": 1.0,
         "turns": 1,
         "tool_calls": 0,
@@ -285,6 +287,7 @@ def failed(config: TrainerConfig) -> None:
         "rollout": "r",
         "outcome": "failed",
         "reason": "Infra",
+        "stop": "",
         "reward": None,
         "turns": 0,
         "tool_calls": 0,

@@ -20,7 +20,8 @@ _NUMBERS = itertools.count()
 
 
 def entry(step: int, outcome: str = "scored", reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
-    fields = {"step": step, "outcome": outcome, "reason": "", "reward": reward, "turns": 2, "tool_calls": 1}
+    fields = {"step": step, "outcome": outcome, "reason": "", "reward": reward, "stop": "done"}
+    fields |= {"turns": 2, "tool_calls": 1}
     return {
         **fields,
         "rollout": f"r{next(_NUMBERS)}",
@@ -55,7 +56,7 @@ def test_a_rollout_without_a_reward_is_counted_and_not_in_the_mean() -> None:
         entry(1, reward=1.0),
         entry(1, reward=0.0),
         entry(1, "failed", None, reason="SandboxLost"),
-        entry(1, "masked", None, reason="deadline", drifted_tokens=4, forks=3),
+        entry(1, "masked", None, reason="deadline", drifted_tokens=4, forks=3, stop="context"),
     ).metrics()
     assert got == {
         "tokens": 40,
@@ -65,6 +66,7 @@ def test_a_rollout_without_a_reward_is_counted_and_not_in_the_mean() -> None:
         "turns": 2.0,
         "tool_calls": 1.0,
         "reasons": {"SandboxLost": 1, "deadline": 1},
+        "stops": {"done": 3, "context": 1},
         "reward": 0.5,
         "reward_std": 0.5,
     }

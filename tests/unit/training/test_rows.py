@@ -80,6 +80,7 @@ def test_a_record_has_what_a_steps_metrics_need() -> None:
         "outcome": "scored",
         "reason": "",
         "reward": 0.5,
+        "stop": "",
         "turns": 2,
         "tool_calls": 1,
         "sampled_tokens": 4,
