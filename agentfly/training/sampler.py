@@ -31,6 +31,7 @@ class _Groups(ReplayBuffer):  # type: ignore[misc]
     """Samples whole groups."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._minimum = current_config().algorithm.least_rollouts
         super().__init__(*args, poll_interval=_POLL_S, **kwargs)
 
     def _select_prompt_uids(
@@ -40,12 +41,12 @@ class _Groups(ReplayBuffer):  # type: ignore[misc]
         self._refuse_raised(partition_id)
         selected, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
         if partition_id == "train":
-            minimum = current_config().algorithm.least_rollouts
             chosen = set(selected)
             ours = [key for key in rows if key.split("_", 1)[0] in chosen]
-            kept, dropped = split_groups(ours, minimum)
+            kept, dropped = split_groups(ours, self._minimum)
             if not kept:
-                wanted = "a scored rollout" if minimum == 1 else f"{minimum} scored rollouts"
+                least = self._minimum
+                wanted = "a scored rollout" if least == 1 else f"{least} scored rollouts"
                 raise RuntimeError(f"no group of this step has {wanted}: nothing to learn from")
             if dropped:
                 logger.warning("%d rows dropped: their groups have too few scored rollouts", len(dropped))

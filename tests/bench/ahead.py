@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.bench.loops import WIDTH, Played, Players, Timed, Trace, make_trace, play
 from tests.bench.report import Ratio, Section, Table
 from tests.bench.scripted import load
-from tests.bench.stats import Spread
+from tests.bench.stats import exactly
 
 TITLE = "Synchronous and asynchronous training"
 STEPS, STEP = 16, 64
@@ -73,17 +73,13 @@ def measure(steps: int = STEPS, step: int = STEP, width: int = WIDTH) -> Section
         Ratio(
             f"trained tokens per second, {_ahead(ahead)}, {_update(share)}",
             "synchronous",
-            _exactly(found[share, ahead].tokens_rate / found[share, 0].tokens_rate),
+            exactly(found[share, ahead].tokens_rate / found[share, 0].tokens_rate),
         )
         for share in UPDATES
         for ahead in AHEAD
         if ahead
     ]
     return Section("Asynchronous", _text(steps, step, width, alone), ratios, [_table(found)])
-
-
-def _exactly(value: float) -> Spread:
-    return Spread(value, value, value, 1)
 
 
 def _ahead(ahead: int) -> str:

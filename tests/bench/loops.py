@@ -29,7 +29,7 @@ from tests.bench.load import Nothing
 from tests.bench.report import Ratio, Section, Table
 from tests.bench.rollouts import STRATEGY, Kept, LockstepModel
 from tests.bench.scripted import Latencies, RecordedTokenizer, Recording, ScriptedModel, load
-from tests.bench.stats import Spread
+from tests.bench.stats import exactly
 
 TITLE = "Rollout loops"
 SIZE, WIDTH, ENGINES = 512, 64, 8
@@ -250,7 +250,7 @@ def measure(size: int = SIZE, width: int = WIDTH) -> Section:
     found = {(mix, name): play(trace, width, loop) for mix, trace in mixes.items() for name, loop in _LOOPS}
     others = [name for name, _ in _LOOPS[1:]]
     ratios = [
-        Ratio(f"throughput of our loop, {mix}", name, _exactly(found[mix, OURS].rate / found[mix, name].rate))
+        Ratio(f"throughput of our loop, {mix}", name, exactly(found[mix, OURS].rate / found[mix, name].rate))
         for mix in mixes
         if mix != _SLOW
         for name in others
@@ -259,15 +259,11 @@ def measure(size: int = SIZE, width: int = WIDTH) -> Section:
         Ratio(
             f"seconds until all other rollouts ended, {_SLOW}: {name}",
             "the same without that call",
-            _exactly(found[_SLOW, name].others / found[_NAMES["long"], name].others),
+            exactly(found[_SLOW, name].others / found[_NAMES["long"], name].others),
         )
         for name, _ in _LOOPS
     ]
     return Section("Loops", _text(size, width), ratios, [_table(found)])
-
-
-def _exactly(value: float) -> Spread:
-    return Spread(value, value, value, 1)
 
 
 def _table(found: Mapping[tuple[str, str], Played]) -> Table:

@@ -68,3 +68,8 @@ def ratio(measured: Series, against: Series) -> Spread:
     """Median of ``measured`` over median of ``against``, repeat by repeat."""
     pairs = zip(measured.medians(), against.medians(), strict=True)
     return spread([above / below for above, below in pairs])
+
+
+def exactly(value: float) -> Spread:
+    """Of what is the same in every repeat, and is measured once."""
+    return Spread(value, value, value, 1)
