@@ -171,7 +171,7 @@ def stale(model: Path, folder: Path) -> None:
         asyncio.run(rollout(model, folder, version=STEP - 2))
     except StaleWeights as error:
         said = str(error)
-    assert "verl's servers: answered with weights '5', not 6 or 7" in said
+    assert "verl's servers: answered with weights '5', not 6 to 7" in said
 
 
 async def rollout(model: Path, folder: Path, version: int) -> tuple[list[Any], list[Server]]:

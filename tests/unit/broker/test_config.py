@@ -106,7 +106,13 @@ def test_log_is_one_object_a_line():
         raise ValueError("two\nlines")
     except ValueError:
         record = logging.getLogger("agentfly.x").makeRecord(
-            "agentfly.x", logging.ERROR, "f", 1, "pool %s:\nfailed", ("shell",), logging.sys.exc_info()  # type: ignore[attr-defined]
+            "agentfly.x",
+            logging.ERROR,
+            "f",
+            1,
+            "pool %s:\nfailed",
+            ("shell",),
+            logging.sys.exc_info(),  # type: ignore[attr-defined]
         )
     record.created = 0.25
     text = JSONLines().format(record)

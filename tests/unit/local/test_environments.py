@@ -87,9 +87,7 @@ def test_verl_and_vllm_share_an_environment_on_gpus_alone() -> None:
     both, trainer = recipe("colocated", "cuda"), recipe("trainer", "cuda")
     added = set(lines(both.requirements)) - set(lines(trainer.requirements))
     assert added == {"vllm==0.31.0"}
-    assert set(lines(trainer.requirements)) - set(lines(both.requirements)) == {
-        "torch==2.13.0"
-    }
+    assert set(lines(trainer.requirements)) - set(lines(both.requirements)) == {"torch==2.13.0"}
     assert (both.overrides, both.constraints, both.stubs, both.vllm_alias) == ("", "", False, False)
     with pytest.raises(AgentflyError, match="environment colocated: is for GPUs") as refused:
         recipe("colocated", "cpu")

@@ -6,7 +6,8 @@ Guarantees:
 2. ``reset`` keeps the container only if nothing was written to its writable layer, to its volumes or to its
    devices, seen from outside (``layer``). Where that cannot be seen, it starts a new one.
 3. A container lives no longer than this process: its daemon ends with its standard input, and the engine
-   removes it. What a killed engine leaves, ``remove_left`` removes by label.
+   removes it. What a killed engine leaves, and a container that never came to its daemon, ``remove_left``
+   removes by label.
 4. Any image will do: no shell, no Python, any user.
 5. Processor, memory, processes and network are bounded by the engine; ``notes`` says what is not.
 
