@@ -22,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,28 @@ from agentfly.rollout import (
     TrajectoryWriter,
     rollout,
 )
+from agentfly.rollout.media import ImageReader
 from agentfly.rollout.strategies import strategy_of
 from agentfly.rollout.template import Tokenizer
+from agentfly.rollout.vision import ProcessorReader
 from agentfly.tasks import read_tasks
 
 logger = logging.getLogger("agentfly.worker")
 
 WRITE_EVERY_S = 0.5
 MAX_TASKS = 1_000_000  # of a job without a limit
+
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""In the folder of a model that sees: one of them, depending on the version that saved it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a policy reads: its tokenizer, and how it sees images; None: it reads text alone."""
+
+    tokenizer: Tokenizer
+    images: ImageReader | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,12 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def work(config: RolloutWorkerConfig) -> None:
     """Play every task that has no outcome yet."""
-    rows, tokenizer = rows_of(config), tokenizer_of(config)
+    rows, reading = rows_of(config), reading_of(config)
     reporter = Reporter(config.report_file)
     async with BrokerClient(os.environ[ENV_BROKER], share=os.environ.get(ENV_JOB, "")) as resources:
         with TrajectoryWriter(config.trajectories_file) as file:
             try:
-                await play(config, rows, tokenizer, inference_urls(), resources, file, progress=reporter.show)
+                await play(config, rows, reading, inference_urls(), resources, file, progress=reporter.show)
             finally:
                 reporter.write()
 
@@ -84,7 +99,7 @@ async def work(config: RolloutWorkerConfig) -> None:
 async def play(
     config: RolloutWorkerConfig,
     rows: Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer,
+    reading: Reading,
     urls: Sequence[str],
     resources: Resources,
     sink: Sink,
@@ -96,7 +111,7 @@ async def play(
 
     Args:
         rows: all of the job's, or a part of them.
-        tokenizer: see `tokenizer_of`.
+        reading: see `reading_of`.
         urls: of the policy's servers.
         first: place of the first row among all of the job's.
 
@@ -106,7 +121,7 @@ async def play(
     models = [VLLMModel(url) for url in urls]
     try:
         await play_by(
-            StickyModels(models), config, rows, tokenizer, resources, sink, first=first, progress=progress
+            StickyModels(models), config, rows, reading, resources, sink, first=first, progress=progress
         )
     finally:
         for model in models:
@@ -117,7 +132,7 @@ async def play_by(
     model: TokenModel | ChatModel,
     config: RolloutWorkerConfig,
     rows: Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer | None,
+    reading: Reading | None,
     resources: Resources,
     sink: Sink,
     *,
@@ -130,7 +145,8 @@ async def play_by(
         load(config.agent_entrypoint, config.base_dir),
         rows,
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=reading.tokenizer if reading is not None else None,
+        images=reading.images if reading is not None else None,
         resources=resources,
         strategy=strategy_of(shape, config.base_dir),
         sink=sink,
@@ -148,12 +164,17 @@ async def play_by(
     )
 
 
-def tokenizer_of(config: RolloutWorkerConfig) -> Tokenizer:
+def reading_of(config: RolloutWorkerConfig) -> Reading:
     """The model's. Whoever calls this holds no lease yet: for as long as it takes, nothing else goes on."""
     from transformers import AutoTokenizer
 
-    found: Tokenizer = AutoTokenizer.from_pretrained(config.model_path)
-    return found
+    path = config.model_path
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path)
+    if not any((path / name).exists() for name in PROCESSOR_FILES):
+        return Reading(tokenizer)
+    from transformers import AutoProcessor
+
+    return Reading(tokenizer, ProcessorReader(AutoProcessor.from_pretrained(path)))
 
 
 class Reporter:

@@ -17,6 +17,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentfly.agent.content import problem_of, with_images
 from agentfly.agent.errors import AgentDefinitionError, TaskInvalid
 from agentfly.agent.injected import Injected
 from agentfly.agent.parsers import HermesParser, Parser, TextFormat, VLLMParser, parser_named
@@ -102,11 +103,11 @@ class Agent:
             return HermesParser() if tokenizer is None else self.parser.with_tokenizer(tokenizer)
         return self.parser
 
-    def observation(self, name: str, text: str) -> Message:
-        """What the policy is told after a call of this tool."""
+    def observation(self, name: str, text: str, images: Sequence[Any] = ()) -> Message:
+        """What the policy is told, and shown, after a call of this tool."""
         if isinstance(self.parser, TextFormat):
-            return {"role": "user", "content": self.parser.observation(text)}
-        return {"role": "tool", "name": name, "content": text}
+            return {"role": "user", "content": with_images(self.parser.observation(text), images)}
+        return {"role": "tool", "name": name, "content": with_images(text, images)}
 
     def _schemas(self) -> list[dict[str, Any]]:
         return [tool.schema for tool in self.tools.values()]
@@ -210,8 +211,10 @@ def _checked_messages(made: Any, where: str) -> list[Message]:
         for at, message in enumerate(made):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 problem = f"message {at} is not a dict with a role"
-            elif not isinstance(message.get("content"), str):
-                problem = f"message {at} ({message['role']}) has no text in content"
+            elif (wrong := problem_of(message.get("content"))) is not None:
+                problem = f"message {at} ({message['role']}) {wrong}"
+            elif message["role"] == "system" and not isinstance(message["content"], str):
+                problem = f"message {at} (system) has parts in content"
     if problem:
         raise TaskInvalid(
             f"prompt: {problem}, for {where}",

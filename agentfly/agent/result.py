@@ -26,8 +26,8 @@ class ToolResult:
 
     Args:
         observation: the text that the policy reads next.
-        images: what it sees next, as the bytes of image files. No policy that is served today reads images: a
-            rollout that is given one fails and says so.
+        images: what it sees next, below the text: the bytes of PNG, JPEG, GIF or WebP files. A policy that
+            reads text alone cannot see them: its rollout fails and says so.
         metrics: finite numbers to sum up over the rollout, by name.
         step_reward: what this step earned by itself, for estimators that credit steps; the rollout's reward
             stays what the reward function says.

@@ -43,7 +43,6 @@ from agentfly.roles.worker import EXIT_BUDGET, EXIT_STOPPED, RolloutWorkerConfig
 from agentfly.rollout import FailureBudgetExceeded, RolloutReport
 from agentfly.rollout.many import plan_rollouts
 from agentfly.rollout.parts import PartWriter, publish, published
-from agentfly.rollout.template import Tokenizer
 
 logger = logging.getLogger("agentfly.shard")
 
@@ -129,8 +128,8 @@ async def play_shard(launch: ShardLaunch, index: int, player: str, counts: Count
         if results.exists():
             logger.info("%s is there already", results)
             return worker.worker_report(published(results, shard.ids))
-        tokenizer = worker.tokenizer_of(launch.worker)  # before there are leases to keep
-        await _play(launch, shard, tokenizer, player, folder, counts, stop)
+        reading = worker.reading_of(launch.worker)  # before there are leases to keep
+        await _play(launch, shard, reading, player, folder, counts, stop)
         return worker.worker_report(publish(folder, results, shard.ids, player))
 
 
@@ -155,7 +154,7 @@ def shard_files(run_dir: Path, index: int) -> tuple[Path, Path]:
 async def _play(
     launch: ShardLaunch,
     shard: Shard,
-    tokenizer: Tokenizer,
+    reading: worker.Reading,
     player: str,
     folder: Path,
     counts: Counts,
@@ -171,7 +170,7 @@ async def _play(
             playing = worker.play(
                 _config(launch.worker, shard),
                 shard.rows,
-                tokenizer,
+                reading,
                 urls,
                 client,
                 sink,

@@ -99,7 +99,9 @@ async def _typed() -> str | None:
 
 
 def _print(message: Mapping[str, Any]) -> None:
-    text = str(message["content"])
+    from agentfly.agent.content import text_of
+
+    text = text_of(message["content"])
     shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}\n[{len(text) - SHOWN} more characters]"
     # What the person said is not shown again: a user's message here is what a tool gave, in a form of text.
     who = message.get("name") or message["role"].replace("user", "observation")

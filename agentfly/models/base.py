@@ -41,15 +41,24 @@ class Sampled:
     logprobs: list[float]
     finish_reason: Literal["stop", "length", "abort"]
     weight_version: str | None  # of the newest weights that made one of the ids; None: the server has no name
+    prompt_tokens: int | None = None  # as the server counted, images at full length; None: it did not
 
 
 class TokenModel(Protocol):
     """Draws the continuation of a prompt."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Sequence[bytes] = (),
     ) -> Sampled:
         """Draw one continuation within ``deadline`` seconds.
+
+        ``images`` are files; the prompt has one placeholder for each, in order.
 
         Raises:
             ModelUnavailable: the model could not be asked, or did not answer in time.

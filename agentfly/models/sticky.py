@@ -24,9 +24,17 @@ class StickyModels:
         self._models = tuple(models)
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Sequence[bytes] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         rollout, attempt, *_ = request_id.rsplit(".", 4)
         model = self._models[(zlib.crc32(rollout.encode()) + int(attempt)) % len(self._models)]
-        return await model.generate(prompt_ids, sampling, request_id=request_id, deadline=deadline)
+        return await model.generate(
+            prompt_ids, sampling, request_id=request_id, deadline=deadline, images=images
+        )

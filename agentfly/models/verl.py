@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agentfly.models.base import ContextOverflow, ModelUnavailable, Sampled, Sampling
+from agentfly.models.images import pil_images
 
 NAME = "verl's servers"
 _OVERFLOW_MARK = "leaves no room to generate"
@@ -27,9 +28,14 @@ class ServerClient(Protocol):
     """What is needed of ``verl.workers.rollout.llm_server.LLMServerClient``."""
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        **media: Any,
     ) -> Any:
-        """A ``TokenOutput``."""
+        """A ``TokenOutput``; ``media`` may have ``image_data``, as images of PIL."""
         ...
 
 
@@ -40,7 +46,13 @@ class VerlModel:
         self._client = client
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Sequence[bytes] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``; the id is as `StickyModels` has it."""
         rollout, attempt, *_ = request_id.rsplit(".", 4)
@@ -50,6 +62,7 @@ class VerlModel:
                     f"{rollout}.{attempt}",
                     prompt_ids=list(prompt_ids),
                     sampling_params=sampling_params(sampling),
+                    **({"image_data": pil_images(images)} if images else {}),
                 )
         except TimeoutError:
             what = f"no answer within {deadline:.1f} s to a prompt of {len(prompt_ids)} tokens"

@@ -19,6 +19,7 @@ import aiohttp
 
 from agentfly.models.base import ContextOverflow, ModelUnavailable, Sampled, Sampling
 from agentfly.models.connection import Connection, may_answer_later
+from agentfly.models.images import data_url
 
 _CONNECT_TIMEOUT_S = 5.0
 _OVERFLOW_MARKS = ("maximum context length", "max_model_len", "maximum model length", "longer than")
@@ -31,10 +32,16 @@ class VLLMModel(Connection):
         super().__init__(base_url, connect_timeout_s=_CONNECT_TIMEOUT_S)
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Sequence[bytes] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
-        body = request_body(prompt_ids, sampling, request_id)
+        body = request_body(prompt_ids, sampling, request_id, images)
         try:
             async with (
                 asyncio.timeout(deadline),
@@ -56,7 +63,9 @@ class VLLMModel(Connection):
             raise ModelUnavailable(f"model {self.base_url}: an answer that is no JSON: {error}") from error
 
 
-def request_body(prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> dict[str, Any]:
+def request_body(
+    prompt_ids: Sequence[int], sampling: Sampling, request_id: str, images: Sequence[bytes] = ()
+) -> dict[str, Any]:
     """The JSON of one request."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -68,12 +77,15 @@ def request_body(prompt_ids: Sequence[int], sampling: Sampling, request_id: str)
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    return {
+    body: dict[str, Any] = {
         "request_id": request_id,
         "token_ids": list(prompt_ids),
         "sampling_params": params,
         "stream": False,
     }
+    if images:
+        body["content_parts"] = [{"type": "image_url", "url": data_url(image)} for image in images]
+    return body
 
 
 def parse_answer(answer: Any) -> Sampled:
@@ -87,13 +99,15 @@ def parse_answer(answer: Any) -> Sampled:
         ids = [int(token) for token in choice["token_ids"]]
         logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]]
         versions = [entry["version"] for entry in choice.get("weight_versions") or []]
+        counted = (answer.get("usage") or {}).get("prompt_tokens")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelUnavailable(f"model: an answer without {error}: {str(answer)[:200]}") from error
     if len(ids) != len(logprobs):
         raise ModelUnavailable(
             f"model: an answer with {len(ids)} tokens and {len(logprobs)} log-probabilities"
         )
-    return Sampled(ids, logprobs, _finish(choice.get("finish_reason")), versions[-1] if versions else None)
+    finish = _finish(choice.get("finish_reason"))
+    return Sampled(ids, logprobs, finish, versions[-1] if versions else None, counted)
 
 
 def refusal(base_url: str, status: int, text: str, prompt_tokens: int) -> Exception:

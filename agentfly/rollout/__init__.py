@@ -28,6 +28,7 @@ from agentfly.rollout.trajectory import (
     Trajectory,
     WeightSpan,
 )
+from agentfly.rollout.vision import ProcessorReader
 
 __all__ = [
     "SCHEMA",
@@ -42,6 +43,7 @@ __all__ = [
     "Masked",
     "Outcome",
     "Play",
+    "ProcessorReader",
     "PromptBuilder",
     "ResourceUse",
     "RewardStats",

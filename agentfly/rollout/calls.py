@@ -10,7 +10,7 @@ Guarantees:
 3. An unknown tool, wrong arguments and a call that cannot be read are observations and metrics.
 4. Calls of one turn run in the order in which they were written: later ones may rely on earlier ones.
 5. A tool that shows images to a policy that reads text alone fails the rollout: the policy would be judged
-   for what it could not see.
+   for what it could not see. Bytes that are no image are an exception of the tool.
 6. An observation has at most ``OBSERVATION_CHARS`` characters; what was cut off is counted in its last line.
 """
 
@@ -20,7 +20,7 @@ import traceback
 from typing import Any
 
 from agentfly.agent import Parsed, Tool, ToolCall, ToolResult
-from agentfly.rollout.errors import ImagesNotReadable, is_for_the_policy
+from agentfly.rollout.errors import ImageInvalid, is_for_the_policy
 from agentfly.rollout.play import Play
 from agentfly.rollout.trajectory import ToolCallRecord
 
@@ -37,8 +37,8 @@ async def run_calls(play: Play, parsed: Parsed) -> tuple[list[dict[str, Any]], b
     messages: list[dict[str, Any]] = []
     end = False
     for call in parsed.calls:
-        result = await _run(play, call)
-        messages.append(play.agent.observation(call.name, result.observation))
+        result, images = await _run(play, call)
+        messages.append(play.agent.observation(call.name, result.observation, images))
         end = end or result.control == "end"
     for reason in parsed.malformed:
         play.count("malformed_calls")
@@ -46,7 +46,7 @@ async def run_calls(play: Play, parsed: Parsed) -> tuple[list[dict[str, Any]], b
     return messages, end
 
 
-async def _run(play: Play, call: ToolCall) -> ToolResult:
+async def _run(play: Play, call: ToolCall) -> tuple[ToolResult, list[int]]:
     began = time.monotonic()
     play.count("tool_calls")
     tool = play.agent.tools.get(call.name)
@@ -57,12 +57,12 @@ async def _run(play: Play, call: ToolCall) -> ToolResult:
         play.count("unknown_tools")
     else:
         result, error = await _guarded(play, tool, call)
-    if result.images:
-        raise ImagesNotReadable(
-            f"tool {call.name}: shows {len(result.images)} images, and the policy reads text alone",
-            hints=["describe in the observation what there is to see, and return no images"],
-        )
-    observation = _fit(result.observation)
+    images: list[int] = []
+    try:
+        images = [await play.media.add(image, f"tool {call.name}") for image in result.images]
+    except ImageInvalid as wrong:
+        result, error = _failed(play, call, wrong)
+    observation = play.media.harmless(_fit(result.observation))
     metrics = dict(result.metrics)
     exit_code = metrics.pop("exit_code", None)
     for name, value in metrics.items():
@@ -80,7 +80,7 @@ async def _run(play: Play, call: ToolCall) -> ToolResult:
             anchor=_writable(result.anchor) if result.anchor is not None else None,
         )
     )
-    return ToolResult(observation, control=result.control)
+    return ToolResult(observation, control=result.control), images
 
 
 async def _guarded(play: Play, tool: Tool[..., Any], call: ToolCall) -> tuple[ToolResult, str | None]:
@@ -95,12 +95,16 @@ async def _guarded(play: Play, tool: Tool[..., Any], call: ToolCall) -> tuple[To
             return ToolResult(f"timed out after {seconds:g} s"), "timeout"
         if not is_for_the_policy(error):
             raise
-        line = _line(error)
-        if not play.metrics["tool_errors"]:  # a policy that likes its error would fill a disk
-            logger.warning("rollout %s: tool %s: %s", play.ctx.rollout_id, call.name, line, exc_info=error)
-        play.count("tool_errors")
-        return ToolResult(line), f"exception: {line}"
+        return _failed(play, call, error)
     return result, "invalid_arguments" if "invalid_arguments" in result.metrics else None
+
+
+def _failed(play: Play, call: ToolCall, error: BaseException) -> tuple[ToolResult, str]:
+    line = _line(error)
+    if not play.metrics["tool_errors"]:  # a policy that likes its error would fill a disk
+        logger.warning("rollout %s: tool %s: %s", play.ctx.rollout_id, call.name, line, exc_info=error)
+    play.count("tool_errors")
+    return ToolResult(line), f"exception: {line}"
 
 
 def _fit(text: str) -> str:

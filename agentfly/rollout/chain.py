@@ -17,6 +17,7 @@ import bisect
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentfly.agent.content import joined
 from agentfly.errors import AgentflyError
 from agentfly.rollout.play import Play
 from agentfly.rollout.turns import Limits, Turn, take_turn, write
@@ -108,4 +109,4 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
 def _with_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     """The messages with a text at their end; within the last one, since templates want roles to alternate."""
     *before, last = messages
-    return [*before, {**last, "content": f"{last['content']}\n\n{text}"}]
+    return [*before, {**last, "content": joined(last["content"], text, "\n\n")}]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentfly.agent import Parsed
+from agentfly.agent.content import joined
 
 Messages = Sequence[Mapping[str, Any]]
 Parse = Callable[[str], Parsed]
@@ -59,7 +60,7 @@ def as_user(messages: Messages, parse: Parse) -> list[dict[str, Any]]:
     for message in messages:
         is_tool = message["role"] == "tool"
         if observed and (is_tool or message["role"] == "user"):
-            told[-1] = {"role": "user", "content": f"{told[-1]['content']}\n{message['content']}"}
+            told[-1] = {"role": "user", "content": joined(told[-1]["content"], message["content"])}
         else:
             told.append({"role": "user", "content": message["content"]} if is_tool else dict(message))
             observed = is_tool

@@ -24,7 +24,15 @@ class TemplateRefused(AgentflyError):
 
 
 class ImagesNotReadable(AgentflyError):
-    """A tool shows images to a policy that reads text alone."""
+    """A prompt or a tool shows images to a policy that reads text alone."""
+
+
+class ImageInvalid(AgentflyError):
+    """What a prompt or a tool gave as an image is none."""
+
+
+class ImageTokensDiffer(AgentflyError):
+    """The server has another number of tokens for an image than the rows would have."""
 
 
 class FailureBudgetExceeded(AgentflyError):

@@ -14,6 +14,7 @@ Guarantees:
    rewriting: what was sampled stays, and shows as drift.
 6. Drift is counted against what re-rendering and re-tokenising all messages would give; where the template no
    longer shows what was sampled, against re-tokenising the row's own text.
+7. An image is one id in all of this (see ``media``), and its own number of tokens in ``len`` and in rows.
 """
 
 import math
@@ -26,6 +27,7 @@ from agentfly.rollout.agreement import Piece, agreement
 from agentfly.rollout.dialect import Messages
 from agentfly.rollout.drift import count_drift
 from agentfly.rollout.errors import InvalidSample
+from agentfly.rollout.media import Media
 from agentfly.rollout.sequences import Segment, Span, merge
 from agentfly.rollout.template import ChatTemplate, Tokenizer
 from agentfly.rollout.trajectory import Drift, Row, RowStep, WeightSpan
@@ -44,6 +46,7 @@ class TokenLedger:
         tools: schemas for the template.
         stop_token_ids: further ids that end a turn.
         parser: how the policy writes calls.
+        media: the images of the messages.
 
     Attributes:
         parser: how the policy writes calls.
@@ -57,22 +60,24 @@ class TokenLedger:
         tools: Sequence[dict[str, Any]] = (),
         stop_token_ids: Sequence[int] = (),
         parser: Parser | None = None,
+        media: Media | None = None,
     ) -> None:
         self.parser = parser or HermesParser()
-        self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, tools, messages, self.parser)
+        self._media = media or Media()
+        self._tokenizer = self._media.tokenizer(tokenizer)
+        self._template = ChatTemplate(self._tokenizer, tools, messages, self.parser)
         ends = [self._template.end_id] if self._template.end_id is not None else []
         self.stop_token_ids = tuple(dict.fromkeys([*stop_token_ids, *ends]))
         self._text = self._template.text(messages, generation=True)  # without the tokens that ended turns
         self._segments = [
             Segment(self._template.ids(messages, generation=True), [dict(message) for message in messages])
         ]
-        self._pieces = [Piece(len(self), self._text)]
+        self._pieces = [Piece(len(self._now.ids), self._text)]
         self._turn: list[int] = []
         self._last_turn: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._now.ids)
+        return self._media.length(self._now.ids)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -81,8 +86,14 @@ class TokenLedger:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """What the model is to go on from."""
-        return list(self._now.ids)
+        """What the model is to go on from, with one placeholder for each of the ``images``."""
+        return self._media.for_server(self._now.ids)
+
+    @property
+    def images(self) -> list[bytes]:
+        """The files of the images in the prompt, in order."""
+        files = self._media.files
+        return [files[number] for number in self._media.shown(self._now.ids)]
 
     @property
     def sampled_tokens(self) -> int:
@@ -91,7 +102,7 @@ class TokenLedger:
 
     def length_of(self, messages: Messages) -> int:
         """Tokens of the prompt that these messages would be."""
-        return len(self._template.ids(messages, generation=True))
+        return self._media.length(self._template.ids(messages, generation=True))
 
     def append(self, sampled: Sampled, turn: int) -> None:
         """Take in what the model sampled after ``prompt_ids``; several pieces may make one turn.
@@ -129,7 +140,7 @@ class TokenLedger:
         text = self._tokenizer.decode(list(ids))
         self._now.messages.append({"role": "assistant", "content": text})
         self._text += text
-        self._pieces.append(Piece(len(self), self._tokenizer.decode(list(self._turn))))
+        self._pieces.append(Piece(len(self._now.ids), self._tokenizer.decode(list(self._turn))))
         self._last_turn, self._turn = self._turn, []
         return text
 
@@ -150,7 +161,8 @@ class TokenLedger:
         self._now.ids.extend(ids[completed:])
         self._now.messages[:] = conversation
         self._text += tail
-        self._pieces.append(Piece(len(self), tail[len(self._tokenizer.decode(ids[:completed])) :]))
+        rest = tail[len(self._tokenizer.decode(ids[:completed])) :]
+        self._pieces.append(Piece(len(self._now.ids), rest))
 
     def restart(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Go on from other messages than those so far.
@@ -167,7 +179,7 @@ class TokenLedger:
         Args:
             credits: of each turn what estimators that credit steps need to know.
         """
-        return [_row(sequence, credits or {}) for sequence in merge(self._segments).sequences]
+        return [self._row(sequence, credits or {}) for sequence in merge(self._segments).sequences]
 
     def drift(self) -> Drift:
         """Tokens of the rows, how many of them text would not give back, and what rewriting did."""
@@ -212,6 +224,32 @@ class TokenLedger:
             return self._template.ids(messages, generation=False)
         return self._tokenizer.encode(ours, add_special_tokens=False)
 
+    def _row(self, sequence: Segment, credits: Mapping[int, Credit]) -> Row:
+        tokens, begins = self._media.expanded(sequence.ids)
+        at = begins[sequence.spans[0].start]
+        mask, logprobs = [0] * (len(tokens) - at), [0.0] * (len(tokens) - at)
+        versions: list[WeightSpan] = []
+        steps: dict[int, RowStep] = {}
+        for span in sequence.spans:
+            start, end = begins[span.start] - at, begins[span.end] - at
+            mask[start:end] = [1] * (end - start)
+            logprobs[start:end] = span.logprobs
+            versions.append(WeightSpan(version=span.version, start=start, end=end))
+            anchor, reward = credits.get(span.turn, _NO_CREDIT)
+            begin = steps[span.turn].start if span.turn in steps else start
+            steps[span.turn] = RowStep(
+                turn=span.turn, start=begin, end=end, anchor=anchor, step_reward=reward
+            )
+        return Row(
+            prompt_ids=tokens[:at],
+            response_ids=tokens[at:],
+            response_mask=mask,
+            logprobs=logprobs,
+            weight_versions=versions,
+            steps=list(steps.values()),
+            images=self._media.shown(sequence.ids),
+        )
+
     def _ended(self, tail: Sequence[int]) -> int:
         """How many ids of a tail a turn has already whose end token was sampled."""
         end = self._template.end_id
@@ -220,30 +258,6 @@ class TokenLedger:
         at = tail.index(end)
         # A template may end turns only when nothing follows; then this end is that of a later message.
         return 0 if self._tokenizer.decode(list(tail[:at])).strip() else at + 1
-
-
-def _row(sequence: Segment, credits: Mapping[int, Credit]) -> Row:
-    at = sequence.spans[0].start
-    length = len(sequence.ids) - at
-    mask, logprobs = [0] * length, [0.0] * length
-    versions: list[WeightSpan] = []
-    steps: dict[int, RowStep] = {}
-    for span in sequence.spans:
-        start, end = span.start - at, span.end - at
-        mask[start:end] = [1] * (end - start)
-        logprobs[start:end] = span.logprobs
-        versions.append(WeightSpan(version=span.version, start=start, end=end))
-        anchor, reward = credits.get(span.turn, _NO_CREDIT)
-        begin = steps[span.turn].start if span.turn in steps else start
-        steps[span.turn] = RowStep(turn=span.turn, start=begin, end=end, anchor=anchor, step_reward=reward)
-    return Row(
-        prompt_ids=sequence.ids[:at],
-        response_ids=sequence.ids[at:],
-        response_mask=mask,
-        logprobs=logprobs,
-        weight_versions=versions,
-        steps=list(steps.values()),
-    )
 
 
 def _dense(text: str) -> str:

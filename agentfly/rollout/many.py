@@ -33,6 +33,7 @@ from agentfly.errors import AgentflyError
 from agentfly.models import ChatModel, Sampling, TokenModel
 from agentfly.resources.lease import Resources
 from agentfly.rollout.errors import DriftExceeded, FailureBudgetExceeded
+from agentfly.rollout.media import ImageReader
 from agentfly.rollout.one import SANDBOX_LOST, rollout_one
 from agentfly.rollout.outcomes import Failed
 from agentfly.rollout.play import Strategy
@@ -77,6 +78,7 @@ async def rollout(
     *,
     model: TokenModel | ChatModel,
     tokenizer: Tokenizer | None = None,
+    images: ImageReader | None = None,
     resources: Resources | None = None,
     strategy: Strategy | None = None,
     sink: Sink,
@@ -135,6 +137,7 @@ async def rollout(
                 row,
                 model=model,
                 tokenizer=tokenizer,
+                images=images,
                 resources=resources,
                 strategy=strategy,
                 deadlines=deadlines,

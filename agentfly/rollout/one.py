@@ -40,6 +40,7 @@ from agentfly.agent import Agent
 from agentfly.context import Context, Deadlines
 from agentfly.errors import AgentflyError
 from agentfly.models import ChatModel, Sampling, TokenModel
+from agentfly.models.images import data_url
 from agentfly.resources.errors import Saturated
 from agentfly.resources.lease import Resources
 from agentfly.resources.nothing import NoPools
@@ -47,6 +48,7 @@ from agentfly.rollout.chain import Chain
 from agentfly.rollout.credits import credits_of
 from agentfly.rollout.errors import is_infrastructure, is_loss
 from agentfly.rollout.ledger import TokenLedger
+from agentfly.rollout.media import AnyImage, ImageReader, Media
 from agentfly.rollout.outcomes import Failed, Masked, Scored
 from agentfly.rollout.play import COUNTED, Ended, Play, Strategy
 from agentfly.rollout.template import Tokenizer
@@ -69,7 +71,8 @@ class _Inputs:
 
     agent: Agent
     model: TokenModel | ChatModel
-    begin: Callable[[list[dict[str, Any]]], TokenLedger | Transcript]
+    begin: Callable[[list[dict[str, Any]], Media], TokenLedger | Transcript]
+    images: ImageReader | None
     strategy: Strategy
     sampling: Sampling
     rollout_id: str
@@ -95,6 +98,7 @@ async def rollout_one(
     *,
     model: TokenModel | ChatModel,
     tokenizer: Tokenizer | None = None,
+    images: ImageReader | None = None,
     resources: Resources | None = None,
     strategy: Strategy | None = None,
     deadlines: Deadlines | None = None,
@@ -112,6 +116,7 @@ async def rollout_one(
         task: the task's row, as JSON has it.
         model: where tokens come from; or an API of text, which leaves a trajectory without rows to train on.
         tokenizer: of a model of tokens.
+        images: how such a model sees images; None: it reads text alone.
         resources: where leases come from; None: the agent acquires nothing.
         strategy: how turns follow one another: ``Chain`` or ``Step``.
         deadlines: limits in seconds.
@@ -130,7 +135,8 @@ async def rollout_one(
         hints = ["pass an object, as in strategy=Step(history=2), or leave it out for Chain()"]
         raise AgentflyError(f"strategy: {name} is not a strategy", hints=hints)
     begin = _account(agent, model, tokenizer, sampling.stop_token_ids)
-    inputs = _Inputs(agent, model, begin, strategy, sampling, rollout_id, group_id)
+    reader = AnyImage() if isinstance(model, ChatModel) else images
+    inputs = _Inputs(agent, model, begin, reader, strategy, sampling, rollout_id, group_id)
     started_at, began = time.time(), time.monotonic()
     for number in range(max_infra_retries + 1):
         attempt = _Attempt(Context(rollout_id, task, resources, number, deadlines))
@@ -164,10 +170,11 @@ async def _play(attempt: _Attempt, inputs: _Inputs) -> None:
     agent, ctx, task = inputs.agent, attempt.ctx, attempt.ctx.task
     where = f"the row of {inputs.group_id}"
     agent.check(task, where)
-    messages = agent.messages(task, where)
-    ledger = inputs.begin(messages)
+    media = Media(inputs.images)
+    messages = await media.take(agent.messages(task, where))
+    ledger = inputs.begin(messages, media)
     ctx.messages = messages
-    attempt.play = play = Play(agent, ctx, inputs.model, ledger, inputs.sampling, messages)
+    attempt.play = play = Play(agent, ctx, inputs.model, ledger, inputs.sampling, messages, media)
     async with _limited(ctx, Failed("SetupTimeout", "setup: over a turn's limit")):
         await agent.prepare(task, ctx)
     attempt.stop_reason = await inputs.strategy.run(play)
@@ -188,18 +195,18 @@ def _unscored(by: Sequence[str]) -> Masked:
 
 def _account(
     agent: Agent, model: TokenModel | ChatModel, tokenizer: Tokenizer | None, stop_ids: Sequence[int]
-) -> Callable[[list[dict[str, Any]]], TokenLedger | Transcript]:
+) -> Callable[[list[dict[str, Any]], Media], TokenLedger | Transcript]:
     """What makes the account of an attempt from its first messages: in tokens, or in text."""
     if isinstance(model, ChatModel):
         parser = agent.parser_for(None)
-        return lambda messages: Transcript(model, messages, agent.schemas(), parser)
+        return lambda messages, media: Transcript(model, messages, agent.schemas(), parser, media)
     if tokenizer is None:
         raise AgentflyError(
             f"tokenizer: is missing, and a {type(model).__name__} reads token ids",
             hints=["pass the policy's tokenizer, as AutoTokenizer.from_pretrained gives it"],
         )
     parser = agent.parser_for(tokenizer)
-    return lambda messages: TokenLedger(tokenizer, messages, agent.schemas(), stop_ids, parser)
+    return lambda messages, media: TokenLedger(tokenizer, messages, agent.schemas(), stop_ids, parser, media)
 
 
 @contextlib.asynccontextmanager
@@ -262,6 +269,7 @@ def _trajectory(attempt: _Attempt, inputs: _Inputs, started_at: float, seconds: 
         attempt=attempt.ctx.attempt,
         rows=rows,
         messages=play.messages if play is not None else [],
+        images=[data_url(file) for file in play.media.files] if play is not None else [],
         turns=play.turns if play is not None else 0,
         stop_reason=attempt.stop_reason,
         tool_calls=play.calls if play is not None else [],

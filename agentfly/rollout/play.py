@@ -13,6 +13,7 @@ from agentfly.agent import Agent
 from agentfly.context import Context
 from agentfly.models import ChatModel, Sampling, TokenModel
 from agentfly.rollout.ledger import TokenLedger
+from agentfly.rollout.media import Media
 from agentfly.rollout.outcomes import Failed, Masked
 from agentfly.rollout.trajectory import ToolCallRecord
 from agentfly.rollout.transcript import Transcript
@@ -44,6 +45,7 @@ class Play:
     Attributes:
         ledger: what was said, in tokens or, with a ``ChatModel``, in text.
         messages: all that was said, whatever of it a strategy shows to the policy.
+        media: the images in it.
         phase: where it is, for errors and deadlines.
         turns: generations so far.
     """
@@ -54,6 +56,7 @@ class Play:
     ledger: TokenLedger | Transcript
     sampling: Sampling
     messages: list[dict[str, Any]]
+    media: Media
     phase: str = "setup"
     turns: int = 0
     calls: list[ToolCallRecord] = field(default_factory=list)

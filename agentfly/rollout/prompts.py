@@ -10,6 +10,7 @@ Guarantees:
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from agentfly.agent.content import joined, text_of
 from agentfly.agent.memory import Notes
 from agentfly.context import Context
 from agentfly.errors import AgentflyError
@@ -65,8 +66,8 @@ class Summarised:
 
 def _with(view: StepView, text: str) -> StepView:
     *before, last = view.opening
-    return replace(view, opening=[*before, {**last, "content": f"{last['content']}\n\n{text}"}])
+    return replace(view, opening=[*before, {**last, "content": joined(last["content"], text, "\n\n")}])
 
 
 def _said(turn: StepTurn) -> str:
-    return "\n".join([turn.text, *(str(message["content"]) for message in turn.observations)])
+    return "\n".join([turn.text, *(text_of(message["content"]) for message in turn.observations)])

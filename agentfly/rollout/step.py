@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentfly.agent.content import problem_of
 from agentfly.context import Context
 from agentfly.errors import AgentflyError
 from agentfly.rollout.outcomes import Failed
@@ -50,7 +51,7 @@ class StepView:
 
 
 Prompt = Sequence[Mapping[str, Any]]
-"""Chat messages, each with a role and text content."""
+"""Chat messages, each with a role and content (see ``agent.content``)."""
 
 
 class PromptBuilder(Protocol):
@@ -95,7 +96,7 @@ class Step(Limits):
             play.phase = "prompt"
             shown = turns[len(turns) - self.history :] if self.history < len(turns) else turns
             view = StepView(play.ctx.task, opening, tuple(shown), play.turns + 1, play.ctx)
-            play.ledger.restart(_checked(await self._built(view)))
+            play.ledger.restart(await play.media.take(_checked(await self._built(view))))
             if not turns:
                 self.check_prompt(play)
             if len(play.ledger) > self.max_prompt_tokens or self.room(play) < 1:
@@ -124,12 +125,12 @@ class Step(Limits):
 def _checked(made: Any) -> Prompt:
     if isinstance(made, list | tuple) and made and all(map(_is_message, made)):
         return made
-    raise TypeError("the prompt builder gave no messages: return a list of dicts with role and text content")
+    raise TypeError("the prompt builder gave no messages: return a list of dicts with role and content")
 
 
 def _is_message(message: Any) -> bool:
     return (
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        and problem_of(message.get("content")) is None
     )

@@ -153,6 +153,8 @@ class ChatTemplate:
                 tokenize=tokenize,
                 return_dict=False,
             )
+        except TemplateRefused:
+            raise
         except Exception as error:
             roles = ", ".join(str(message["role"]) for message in told)
             raise TemplateRefused(

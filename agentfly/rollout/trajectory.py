@@ -52,7 +52,8 @@ class Row(_Data):
     ``response_ids``, ``response_mask`` and ``logprobs`` have one entry for each response token. The mask is 1
     where the policy sampled the token; log-probabilities (natural logarithm, of the sampled token) are 0.0
     where the mask is 0. ``steps`` are the turns whose answers stand in it, in order; without overlap they
-    cover every sampled token.
+    cover every sampled token. ``images`` are the numbers of the trajectory's images whose tokens stand in it,
+    in order.
     """
 
     prompt_ids: list[int]
@@ -61,6 +62,7 @@ class Row(_Data):
     logprobs: list[FiniteFloat]
     weight_versions: list[WeightSpan] = []
     steps: list[RowStep] = []
+    images: list[Annotated[int, Field(ge=0)]] = []
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,7 +139,7 @@ class Trajectory(_Data):
     said so), ``turns``, ``context``, ``length`` (an answer cut by its token limit), or empty when the rollout
     did not get that far. ``attempt`` counts from 0; ``started_at`` is Unix time; ``seconds`` covers all
     attempts. ``metrics`` are sums over the tool calls, and what each of several rewards said
-    as ``reward/<name>``.
+    as ``reward/<name>``. ``images`` are data URLs, which rows and messages name by their numbers, from 0.
     """
 
     schema_: Literal["agentfly.trajectory/v1"] = Field(default=SCHEMA, alias="schema")
@@ -147,6 +149,7 @@ class Trajectory(_Data):
     attempt: int = 0
     rows: list[Row] = []
     messages: list[dict[str, Any]] = []
+    images: list[str] = []
     turns: int = 0
     stop_reason: str = ""
     tool_calls: list[ToolCallRecord] = []

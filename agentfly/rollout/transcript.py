@@ -6,7 +6,8 @@ Guarantees:
 2. A call of the API becomes text in the parser's form, so that all that follows is the same as with tokens.
    One whose arguments are no JSON object is a malformed call, with what is wrong with them.
 3. There are no token ids, so there are no rows: nothing of it can be trained on.
-4. Its length is what the server counted at its last answer; what was added since is counted at the next one.
+4. Images that a tool shows are shown by the user, since APIs take none from a tool.
+5. Its length is what the server counted at its last answer; what was added since is counted at the next one.
 """
 
 import json
@@ -14,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from agentfly.agent import Parsed, Parser, TextFormat, ToolCall
+from agentfly.agent.content import is_image, text_of
 from agentfly.agent.parsers.base import decode_json, reason
 from agentfly.models import ChatCall, ChatModel, Sampling
+from agentfly.models.images import data_url
 from agentfly.rollout.dialect import Messages, with_calls
 from agentfly.rollout.errors import InvalidSample
 from agentfly.rollout.ledger import Credit
+from agentfly.rollout.media import AnyImage, Media
 from agentfly.rollout.trajectory import Drift, Row
 
 
@@ -35,13 +39,20 @@ class Transcript:
         messages: the chat before the first turn.
         tools: schemas, which the API is told.
         parser: how calls are written.
+        media: the images of the messages.
     """
 
     stop_token_ids: tuple[int, ...] = ()
 
     def __init__(
-        self, model: ChatModel, messages: Messages, tools: Sequence[dict[str, Any]], parser: Parser
+        self,
+        model: ChatModel,
+        messages: Messages,
+        tools: Sequence[dict[str, Any]],
+        parser: Parser,
+        media: Media | None = None,
     ) -> None:
+        self._media = media or Media(AnyImage())
         self._model = model
         self._messages = [dict(message) for message in messages]
         self._parser = parser
@@ -85,7 +96,7 @@ class Transcript:
         """
         told = with_calls(self._messages, self.parse) if self._renderer else self._messages
         got = await self._model.chat(
-            [_for_api(message) for message in told], tools=self._tools, sampling=sampling, deadline=deadline
+            _for_api(told, self._media.files), tools=self._tools, sampling=sampling, deadline=deadline
         )
         calls = [self._as_text(call, self._renderer) for call in got.calls] if self._renderer else []
         self._said = "\n".join(filter(None, [got.text, *calls]))
@@ -138,19 +149,44 @@ class Transcript:
 
 
 def _characters(messages: Messages) -> int:
-    return sum(len(str(message["content"])) for message in messages)
+    return sum(len(text_of(message["content"])) for message in messages)
 
 
 def _key(call: ToolCall) -> str:
     return json.dumps([call.name, call.arguments])
 
 
-def _for_api(message: Mapping[str, Any]) -> dict[str, Any]:
-    """APIs want the arguments of a call as text, and name nobody in a tool's message."""
-    told = {key: value for key, value in message.items() if key != "name"}
-    if calls := message.get("tool_calls"):
-        told["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return told
+def _for_api(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Any]]:
+    """APIs want the arguments of a call as text, and name nobody in a tool's message. What a tool shows they
+    take from a user, behind all that the tools of the turn said."""
+    told: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "tool" and shown:
+            told.append({"role": "user", "content": shown})
+            shown = []
+        said = {key: value for key, value in message.items() if key != "name"}
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            parts = [_part_for_api(part, files) for part in content]
+            if message["role"] == "tool":
+                shown += [part for part in parts if part["type"] == "image_url"]
+                said["content"] = text_of(content)
+            else:
+                said["content"] = parts
+        if calls := message.get("tool_calls"):
+            said["tool_calls"] = [
+                {
+                    **call,
+                    "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])},
+                }
+                for call in calls
+            ]
+        told.append(said)
+    return [*told, {"role": "user", "content": shown}] if shown else told
+
+
+def _part_for_api(part: Mapping[str, Any], files: Sequence[bytes]) -> dict[str, Any]:
+    if is_image(part):
+        return {"type": "image_url", "image_url": {"url": data_url(files[part["image"]])}}
+    return dict(part)

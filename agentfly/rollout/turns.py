@@ -9,6 +9,9 @@ Guarantees:
 4. A seed gives each turn of each rollout a seed of its own: a group is not one answer many times.
 5. For the same sampled ids a turn is the same under every strategy: the same calls in the same order, and the
    same messages.
+6. A policy that writes the placeholder of an image ends its rollout as ``Masked("placeholder")``: no trainer
+   could tell it from an image. A server that has another number of tokens for an image than the row would
+   have fails it.
 
 Why an answer that takes too long is not the infrastructure's: long answers are the ones that are cut. Drawing
 them again until one is in time would select short answers, and what is selected is what is trained. A server
@@ -17,13 +20,14 @@ that accepts a request and stays silent looks the same from here, so it is maske
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentfly.errors import AgentflyError
 from agentfly.models import ChatModel, ModelUnavailable, Sampling
 from agentfly.rollout.calls import run_calls
+from agentfly.rollout.errors import ImageTokensDiffer
 from agentfly.rollout.outcomes import Failed, Masked
 from agentfly.rollout.play import Ended, Play
 from agentfly.rollout.transcript import Transcript
@@ -80,6 +84,7 @@ async def take_turn(play: Play, limits: Limits) -> Turn:
         play.phase = "generate"
         finish = await _generate(play, limits)
         text = play.ledger.end_turn()
+        _check_written(play, [], text)
         play.messages.append({"role": "assistant", "content": text})
         play.phase = "parse"
         parsed = play.ledger.parser.parse(text)
@@ -131,7 +136,14 @@ async def _generate(play: Play, limits: Limits) -> str:
             _for_request(play, room, part),
             request_id=f"{play.ctx.owner}.{part}",
             deadline=play.ctx.deadlines.turn,
+            images=ledger.images,
         )
+        _check_written(play, sampled.ids, "")
+        if ledger.images and sampled.prompt_tokens not in (None, len(ledger)):
+            raise ImageTokensDiffer(
+                f"images: the server read a prompt of {sampled.prompt_tokens} tokens, not {len(ledger)}",
+                hints=["serve the model with the processor's own settings: no --mm-processor-kwargs"],
+            )
         ledger.append(sampled, play.turns)
         if sampled.finish_reason != "abort":
             return sampled.finish_reason
@@ -139,6 +151,11 @@ async def _generate(play: Play, limits: Limits) -> str:
         if aborts == _ABORTS:
             raise ModelUnavailable(f"model: aborted the answer {aborts} times before a token of it")
         left -= len(sampled.ids)
+
+
+def _check_written(play: Play, ids: Sequence[int], text: str) -> None:
+    if (placeholder := play.media.wrote(ids, text)) is not None:
+        raise Ended(Masked("placeholder", f"the policy wrote {placeholder}"))
 
 
 def _for_request(play: Play, room: int, part: str) -> Sampling:

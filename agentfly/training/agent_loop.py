@@ -24,6 +24,7 @@ from agentfly.agent import Agent
 from agentfly.broker.client import BrokerClient
 from agentfly.context import Deadlines
 from agentfly.models import Sampling, VLLMModel
+from agentfly.models.images import pil_images
 from agentfly.models.sticky import StickyModels
 from agentfly.models.verl import NAME, VerlModel
 from agentfly.refs import load
@@ -33,6 +34,7 @@ from agentfly.roles.trainer import ENV_BROKER, ENV_JOB, TrainerConfig, current_c
 from agentfly.rollout import Strategy, rollout_one
 from agentfly.rollout.strategies import strategy_of
 from agentfly.rollout.trajectory import Trajectory
+from agentfly.rollout.vision import ProcessorReader
 from agentfly.training.outcomes import record
 from agentfly.training.pinned import PinnedModel
 from agentfly.training.rows import verl_rows
@@ -103,6 +105,7 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
                 json.loads(fields["task"]),
                 model=StickyModels(pinned),
                 tokenizer=self.tokenizer,
+                images=_reader(self.processor),
                 resources=worker.resources,
                 strategy=worker.strategy,
                 deadlines=worker.deadlines,
@@ -117,4 +120,15 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
                 raise server.stale
         dapo = worker.config.algorithm.of_dapo
         rows = verl_rows(trajectory, step - 1, None if dapo is None else dapo.overlong)
-        return [AgentLoopOutput(**row) for row in rows]
+        return [_output(**row) for row in rows]
+
+
+@cache
+def _reader(processor: Any) -> ProcessorReader | None:
+    """verl's processor is None for a model that reads text alone."""
+    return None if processor is None else ProcessorReader(processor)
+
+
+def _output(images: list[bytes], **row: Any) -> AgentLoopOutput:
+    seen = {"images": pil_images(images)} if images else {}
+    return AgentLoopOutput(**row, multi_modal_data=seen)

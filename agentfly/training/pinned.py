@@ -31,10 +31,18 @@ class PinnedModel:
         self.stale: StaleWeights | None = None
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Sequence[bytes] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
-        sampled = await self._model.generate(prompt_ids, sampling, request_id=request_id, deadline=deadline)
+        sampled = await self._model.generate(
+            prompt_ids, sampling, request_id=request_id, deadline=deadline, images=images
+        )
         if sampled.ids and not self._allows(sampled.weight_version or ""):
             wanted = f"{self._oldest} to {self._newest}"
             self.stale = StaleWeights(

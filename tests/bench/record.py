@@ -60,7 +60,13 @@ class Recorder:
         self.turns: dict[tuple[str, int], tuple[Sampled, float]] = {}
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         began = time.perf_counter()
@@ -78,7 +84,13 @@ class Forced:
         self.times: dict[tuple[str, int], tuple[int, float]] = {}
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         place = place_of(request_id)

@@ -59,7 +59,13 @@ class LockstepModel:
         self._barrier = barrier
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         await self._barrier.arrive()

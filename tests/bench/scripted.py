@@ -75,7 +75,13 @@ class ScriptedModel:
         self._long = latencies == "long"
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         place, number = place_of(request_id)

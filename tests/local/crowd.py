@@ -60,7 +60,13 @@ class Actors:
         self._acting = asyncio.Event()
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         owner, turn, _ = request_id.rsplit(".", 2)
         is_good = int(owner.split("-")[1]) > 0

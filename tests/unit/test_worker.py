@@ -17,6 +17,7 @@ from agentfly.roles.worker import EXIT_BUDGET, RolloutWorkerConfig, WorkerReport
 from agentfly.rollout import RolloutReport, Scored, read_trajectories
 from tests.unit.rollout import toys
 from tests.unit.rollout.test_trajectory import make
+from tests.unit.rollout.test_vision import Processor
 from tests.unit.rollout.toys import ToyTokenizer
 
 AGENT = """
@@ -41,7 +42,9 @@ class Server:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    async def generate(self, prompt_ids: Any, sampling: Any, *, request_id: str, deadline: float) -> Sampled:
+    async def generate(
+        self, prompt_ids: Any, sampling: Any, *, request_id: str, deadline: float, images: Any = ()
+    ) -> Sampled:
         self.seeds.append(sampling.seed)
         return toys.sampled(
             [*TOKENIZER.encode("done", add_special_tokens=False), TOKENIZER.eos_token_id or 0]
@@ -96,6 +99,18 @@ def test_failed_rollouts_go_on_with_a_raised_budget(run: Any, tmp_path: Path) ->
     assert run(None, 1.0, rollout=SHAPE, failure_budget=0.5) == 0
     report = report_in(tmp_path)
     assert (report.total, report.scored, report.failed) == (4, 2, {"RewardError": 2})
+
+
+@pytest.mark.parametrize("name", ["preflight.json", "preprocessor_config.json", "processor_config.json"])
+def test_model_with_a_processor_sees(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    loaded: list[Path] = []
+    processor = types.SimpleNamespace(from_pretrained=lambda path: loaded.append(path) or Processor())
+    monkeypatch.setattr(sys.modules["transformers"], "AutoProcessor", processor, raising=False)
+    (tmp_path / name).write_text("{}")
+    assert run(1.0, rollout=SHAPE) == 0
+    assert loaded == ([] if name == "preflight.json" else [tmp_path])
 
 
 # 2. the report

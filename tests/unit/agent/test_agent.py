@@ -151,6 +151,7 @@ def test_two_system_messages_are_refused() -> None:
         (None, "NoneType is not a list"),
         (["text"], "message 0 is not a dict with a role"),
         ([{"content": "x"}], "message 0 is not a dict with a role"),
+        ([{"role": "system", "content": [{"type": "text", "text": "x"}]}], r"message 0 \(system\) has parts"),
         (
             [{"role": "user", "content": "a"}, {"role": "user", "content": None}],
             r"message 1 \(user\) has no text",

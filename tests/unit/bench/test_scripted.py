@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -103,7 +104,13 @@ async def test_lockstep_callers_get_their_answers_when_the_slowest_has_its_own()
 
     class Slow:
         async def generate(
-            self, prompt_ids: list[int], sampling: Sampling, *, request_id: str, deadline: float
+            self,
+            prompt_ids: list[int],
+            sampling: Sampling,
+            *,
+            request_id: str,
+            deadline: float,
+            images: Sequence[bytes] = (),
         ) -> Sampled:
             if request_id == "slow":
                 await gate.wait()

@@ -86,7 +86,9 @@ class Server:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    async def generate(self, prompt_ids: Any, sampling: Any, *, request_id: str, deadline: float) -> Sampled:
+    async def generate(
+        self, prompt_ids: Any, sampling: Any, *, request_id: str, deadline: float, images: Any = ()
+    ) -> Sampled:
         await WORLD.draw(self.url, request_id, sampling.seed)
         return toys.sampled(
             [*TOKENIZER.encode("done", add_special_tokens=False), TOKENIZER.eos_token_id or 0]
@@ -341,10 +343,8 @@ def test_tokenizer_is_there_before_any_lease(
 ) -> None:
     tasks(tmp_path, 1.0)
     leased: list[int] = []
-    load = worker.tokenizer_of
-    monkeypatch.setattr(
-        worker, "tokenizer_of", lambda config: leased.append(len(WORLD.leases)) or load(config)
-    )
+    load = worker.reading_of
+    monkeypatch.setattr(worker, "reading_of", lambda config: leased.append(len(WORLD.leases)) or load(config))
     assert run(0, "pod-a") == 0
     assert leased == [0]
     assert len(WORLD.leases) == 3

@@ -10,7 +10,7 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def generate(self, prompt_ids, sampling, *, request_id, deadline):
+    async def generate(self, prompt_ids, sampling, *, request_id, deadline, images=()):
         self.asked.append(request_id)
         return Sampled([1], [0.0], "stop", None)
 

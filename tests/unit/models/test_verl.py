@@ -1,10 +1,12 @@
 """verl's client as a model. Numbers are those of `agentfly.models.verl`."""
 
 import asyncio
+import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from agentfly.models import ContextOverflow, ModelUnavailable, Sampled, Sampling
 from agentfly.models.verl import VerlModel, sampling_params
@@ -53,6 +55,15 @@ async def test_the_prompt_and_how_to_draw_go_to_verl() -> None:
     assert client.asked[0][1] == {"prompt_ids": [5, 6], "sampling_params": wanted}
     await asks(client, Sampling())
     assert "seed" not in client.asked[1][1]["sampling_params"]
+
+
+async def test_images_go_to_verl_as_pictures() -> None:
+    client, file = Client(output([1], [0.0])), io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(file, "PNG")
+    model = VerlModel(client)
+    await model.generate([5], Sampling(), request_id="a.0.n.1.0", deadline=0.5, images=[file.getvalue()])
+    (picture,) = client.asked[0][1]["image_data"]
+    assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (3, 2), (255, 0, 0))
 
 
 @pytest.mark.parametrize("seed", [None, 4])

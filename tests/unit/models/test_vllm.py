@@ -58,6 +58,20 @@ def test_a_request_asks_for_ids_and_the_log_probability_of_each() -> None:
     assert "seed" not in request_body([7], Sampling(), "r1")["sampling_params"]
 
 
+def test_a_request_has_the_images_of_its_placeholders_in_order() -> None:
+    png, jpeg = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+    assert request_body([7, 8], SAMPLING, "r1", [png, jpeg])["content_parts"] == [
+        {"type": "image_url", "url": "data:image/png;base64,iVBORw0KGgo="},
+        {"type": "image_url", "url": "data:image/jpeg;base64,/9j/"},
+    ]
+
+
+def test_an_answer_says_how_many_tokens_the_prompt_had() -> None:
+    told = {**answer([5], [-0.5]), "usage": {"prompt_tokens": 12}}
+    assert parse_answer(told).prompt_tokens == 12
+    assert parse_answer(answer([5], [-0.5])).prompt_tokens is None
+
+
 def test_an_answer_gives_ids_log_probabilities_and_the_newest_weights() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
     got = parse_answer(answer([5, 2], [-0.5, -1.5], weight_versions=spans))

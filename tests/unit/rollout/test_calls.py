@@ -221,8 +221,8 @@ async def test_image_for_a_policy_that_reads_text_fails_the_rollout() -> None:
     trajectory = await play("1", tools=[act_by(lambda: ToolResult("see", images=[b"png", b"png"]))])
     assert trajectory.outcome == Failed(
         "ImagesNotReadable",
-        "tool act: shows 2 images, and the policy reads text alone; "
-        "hint: describe in the observation what there is to see, and return no images",
+        "tool act: shows an image, and the policy reads text alone; "
+        "hint: say in text what there is to see; hint: or use a model that sees images",
     )
 
 

@@ -155,7 +155,9 @@ class Crowd:
         self._all = asyncio.Barrier(size)
         self.waiting = self.most = 0
 
-    async def generate(self, prompt_ids: Any, sampling: Sampling, *, request_id: str, deadline: float) -> Any:
+    async def generate(
+        self, prompt_ids: Any, sampling: Sampling, *, request_id: str, deadline: float, images: Any = ()
+    ) -> Any:
         self.waiting += 1
         self.most = max(self.most, self.waiting)
         await self._all.wait()

@@ -94,7 +94,7 @@ async def test_without_history_the_prompt_is_the_task() -> None:
 async def test_builder_that_makes_no_messages_fails_the_rollout(made: Any) -> None:
     trajectory = await play("done", strategy=Step(prompt_builder=lambda view: made))
     assert (trajectory.outcome.type, trajectory.outcome.reason) == ("failed", "PromptError")  # type: ignore[union-attr]
-    assert "return a list of dicts with role and text content" in trajectory.outcome.message
+    assert "return a list of dicts with role and content" in trajectory.outcome.message
 
 
 async def test_builder_that_raises_fails_the_rollout() -> None:

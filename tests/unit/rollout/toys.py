@@ -196,7 +196,13 @@ class Script:
         self._turns: dict[str, int] = {}
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         owner = request_id.rsplit(".", 2)[0]
         turn = self._turns.get(owner, 0)

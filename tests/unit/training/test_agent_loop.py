@@ -25,7 +25,13 @@ class Server:
         self.asked: list[str] = []
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Any = (),
     ) -> Sampled:
         self.asked.append(request_id)
         return Sampled([1], [0.0], "stop", self.version)
@@ -34,7 +40,7 @@ class Server:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, over a verl that has what it imports, with two turns and a second attempt a rollout."""
-    verl = SimpleNamespace(AgentLoopBase=object, AgentLoopOutput=dict)
+    verl = SimpleNamespace(AgentLoopBase=type("Base", (), {"processor": None}), AgentLoopOutput=dict)
     monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", verl)
     monkeypatch.delitem(sys.modules, "agentfly.training.agent_loop", raising=False)
     module = importlib.import_module("agentfly.training.agent_loop")

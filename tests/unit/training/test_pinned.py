@@ -13,7 +13,13 @@ class Server:
         self.version = version
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, deadline: float
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        deadline: float,
+        images: Sequence[bytes] = (),
     ) -> Sampled:
         return Sampled([*prompt_ids, 9], [-1.0], "stop", self.version)
 

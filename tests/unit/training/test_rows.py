@@ -46,6 +46,16 @@ def test_a_row_is_passed_on_as_it_was_sampled() -> None:
     assert row["extra_fields"]["min_global_steps"] == row["extra_fields"]["max_global_steps"] == 6
 
 
+def test_a_row_has_the_files_of_its_images_in_order() -> None:
+    played = trajectory(Scored(1.0)).model_copy(
+        update={
+            "rows": [ROW, ROW.model_copy(update={"images": [2, 0]})],
+            "images": ["data:;base64,YQ==", "", "data:;base64,Yw=="],
+        }
+    )
+    assert [row["images"] for row in verl_rows(played, weights=6)] == [[], [b"c", b"a"]]
+
+
 def test_a_reward_of_zero_is_a_reward() -> None:
     assert [row["reward_score"] for row in verl_rows(trajectory(Scored(0.0)), 1)] == [0.0]
 

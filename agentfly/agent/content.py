@@ -1,0 +1,74 @@
+"""What a chat message says: text, or a list of parts, each of which is text or an image.
+
+A part is ``{"type": "text", "text": ...}`` or ``{"type": "image", "image": ...}``. From a prompt or a tool an
+image is the bytes of its file, or a data URL; in the messages of a rollout it is a number (see
+``rollout.media``).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Part = dict[str, Any]
+Content = str | list[Part]
+
+
+def text_part(text: str) -> Part:
+    """A part that is text."""
+    return {"type": "text", "text": text}
+
+
+def image_part(image: Any) -> Part:
+    """A part that is an image."""
+    return {"type": "image", "image": image}
+
+
+def is_image(part: Mapping[str, Any]) -> bool:
+    """Whether a part is an image; it is text otherwise."""
+    return bool(part["type"] == "image")
+
+
+def with_images(text: str, images: Iterable[Any]) -> Content:
+    """A text, and the images below it; the text alone if there are none."""
+    parts = [image_part(image) for image in images]
+    if not parts:
+        return text
+    return [text_part(text), *parts] if text else parts
+
+
+def joined(first: Content, second: Content, between: str = "\n") -> Content:
+    """Two contents as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{between}{second}"
+    return [*_parts(first), text_part(between), *_parts(second)]
+
+
+def text_of(content: Content) -> str:
+    """The text, with ``[image]`` where there is one."""
+    return "".join("[image]" if is_image(part) else part["text"] for part in _parts(content))
+
+
+def images_of(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The images of a conversation, in order."""
+    contents = (message["content"] for message in messages)
+    return [part["image"] for content in contents for part in _parts(content) if is_image(part)]
+
+
+def problem_of(content: Any) -> str | None:
+    """Why this is no content; None if it is."""
+    if isinstance(content, str):
+        return None
+    if not isinstance(content, list | tuple) or not content:
+        return "has no text in content"
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "image"):
+            return f'has a part {at} that is neither {{"type": "text"}} nor {{"type": "image"}}'
+        if kind == "text" and not isinstance(part.get("text"), str):
+            return f"has a part {at} without text"
+        if kind == "image" and not isinstance(part.get("image"), bytes | str | int):
+            return f"has a part {at} whose image is neither bytes nor a data URL"
+    return None
+
+
+def _parts(content: Content) -> list[Part]:
+    return [text_part(content)] if isinstance(content, str) else content

@@ -1,0 +1,45 @@
+"""What chat messages may say."""
+
+from typing import Any
+
+import pytest
+
+from agentfly.agent.content import image_part, images_of, joined, problem_of, text_of, text_part, with_images
+
+SEEN = [text_part("a"), image_part(3)]
+
+
+def test_text_alone_stays_text() -> None:
+    assert with_images("a", []) == "a"
+    assert joined("a", "b") == "a\nb"
+    assert text_of("a") == "a"
+
+
+def test_images_stand_below_the_text() -> None:
+    assert with_images("a", [3, 4]) == [text_part("a"), image_part(3), image_part(4)]
+    assert with_images("", [3]) == [image_part(3)]
+
+
+def test_joined_contents_keep_their_images_in_order() -> None:
+    both = joined([image_part(1)], joined("b", SEEN), "\n\n")
+    assert images_of([{"content": both}, {"content": "x"}, {"content": SEEN}]) == [1, 3, 3]
+    assert text_of(both) == "[image]\n\nb\na[image]"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", None),
+        (SEEN, None),
+        ([image_part(b"x"), image_part("data:")], None),
+        (None, "has no text in content"),
+        ([], "has no text in content"),
+        (["a"], 'has a part 0 that is neither {"type": "text"} nor {"type": "image"}'),
+        ([text_part("a"), {"type": "video"}], 'has a part 1 that is neither {"type": "text"} nor'),
+        ([{"type": "text"}], "has a part 0 without text"),
+        ([image_part(None)], "has a part 0 whose image is neither bytes nor a data URL"),
+    ],
+)
+def test_what_is_no_content_says_why(content: Any, problem: str | None) -> None:
+    found = problem_of(content)
+    assert found is None if problem is None else found is not None and found.startswith(problem)

@@ -1,0 +1,101 @@
+"""Image files as a vision-language model is given them."""
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image, ImageDraw
+
+from agentfly.errors import AgentflyError
+from agentfly.models.images import data_url, from_data_url, media_type, pil_images
+from agentfly.rollout import ProcessorReader
+from agentfly.rollout.errors import ImageInvalid
+
+
+class Processor:
+    """As that of Qwen2.5-VL: a token for each 28 by 28 pixels."""
+
+    image_token, image_token_id = "<|image_pad|>", 5
+    video_token, video_token_id = "<|video_pad|>", 6
+    around: tuple[int, ...] = ()
+
+    def _get_num_multimodal_tokens(self, image_sizes: list[tuple[int, int]]) -> Any:
+        return SimpleNamespace(num_image_tokens=[(h // 28) * (w // 28) for h, w in image_sizes])
+
+    def __call__(self, text: list[str], images: list[Any], add_special_tokens: bool) -> dict[str, Any]:
+        assert text == [self.image_token]
+        assert not add_special_tokens
+        width, height = images[0].size
+        return {"input_ids": [[*self.around, *[5] * ((height // 28) * (width // 28)), *self.around]]}
+
+
+def written(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+READER = ProcessorReader(Processor())
+
+
+def test_rgb_file_is_given_as_it_is() -> None:
+    for kind in ("PNG", "JPEG", "WEBP"):
+        data = written(Image.new("RGB", (84, 56), "red"), kind)
+        image = READER.read(data)
+        assert (image.data, image.tokens) == (data, 6)
+        assert from_data_url(data_url(data)) == data
+        assert media_type(data) == f"image/{kind.lower()}"
+
+
+def test_transparency_lies_on_white_and_grey_has_three_colours() -> None:
+    (picture,) = pil_images([READER.read(written(Image.new("RGBA", (56, 56), (255, 0, 0, 0)))).data])
+    assert (picture.mode, picture.getpixel((1, 1))) == ("RGB", (255, 255, 255))
+    (picture,) = pil_images([READER.read(written(Image.new("L", (56, 56), 7))).data])
+    assert picture.getpixel((1, 1)) == (7, 7, 7)
+    (picture,) = pil_images([READER.read(written(Image.new("P", (56, 56)), "GIF")).data])
+    assert picture.mode == "RGB"
+
+
+def test_picture_is_turned_as_its_file_says() -> None:
+    """Some read that mark and some do not: afterwards there is none."""
+    upright = Image.new("RGB", (84, 28), "white")
+    ImageDraw.Draw(upright).rectangle((0, 0, 27, 27), fill="black")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = READER.read(written(upright, "PNG", exif=exif))
+    assert image.tokens == 3
+    (picture,) = pil_images([image.data])
+    assert picture.size == (28, 84)
+    assert picture.getexif().get(0x0112, 1) == 1
+    assert picture.getpixel((14, 14)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("cut", [8, 40, -2000])
+def test_torn_file_is_no_image(cut: int) -> None:
+    data = written(Image.effect_noise((84, 84), 50).convert("RGB"))
+    with pytest.raises(ImageInvalid, match="image: cannot be read"):
+        READER.read(data[:cut])
+
+
+def test_placeholders_of_images_and_videos_are_reserved() -> None:
+    assert READER.reserved == {"<|image_pad|>": 5, "<|video_pad|>": 6}
+
+
+def test_processor_that_writes_more_than_placeholders_is_refused() -> None:
+    class Framing(Processor):
+        around = (7,)
+
+    with pytest.raises(AgentflyError, match=r"Framing writes more of an image than <\|image_pad\|>"):
+        ProcessorReader(Framing())
+
+
+def test_processor_of_something_else_is_refused() -> None:
+    with pytest.raises(AgentflyError, match="SimpleNamespace cannot be asked for the tokens of an image"):
+        ProcessorReader(SimpleNamespace())
+
+
+@pytest.mark.parametrize("url", ["http://x/y.png", "data:image/png,abc", "data:image/png;base64,a$b", ""])
+def test_what_is_no_data_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"not a data URL|not base64"):
+        from_data_url(url)
