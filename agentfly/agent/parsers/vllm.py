@@ -1,7 +1,7 @@
 """Every tool parser that vLLM has, by vLLM itself: ``parser="vllm:qwen3_coder"``.
 
 vLLM's class reads the text of the sampled tokens in the process that plays the rollouts; no server is asked.
-That process needs vLLM: workers of RolloutJobs have it, trainers do not.
+That process needs vLLM: workers of RolloutJobs have it, and trainers that serve the policy themselves.
 
 Guarantees, beside those of every parser (see ``base``):
 1. An agent with such a parser can be loaded and checked where there is no vLLM. Where it is to play and there
@@ -88,7 +88,10 @@ def _of_vllm(name: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise AgentDefinitionError(
             f"parser: {PREFIX}{name} needs vLLM, which is not in this environment ({error})",
-            hints=["use one of agentfly's own: hermes, xml, react, python, bash", "install vLLM here"],
+            hints=[
+                "use one of agentfly's own: hermes, xml, react, python, bash",
+                "play it in an environment with vLLM: in a cluster, the colocated image",
+            ],
         ) from error
     try:
         return ToolParserManager.get_tool_parser(name), ChatCompletionRequest
