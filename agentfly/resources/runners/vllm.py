@@ -59,6 +59,7 @@ def serve_arguments(
 
 def kv_cache_bytes(config: Mapping[str, Any], spec: ModelServiceSpec) -> int:
     """Bytes of key-value cache for ``max_num_seqs`` sequences of full length, between 64 MiB and 4 GiB."""
+    config = {**config, **(config.get("text_config") or {})}  # of a model that sees
     heads = int(config.get("num_attention_heads") or 1)
     head_size = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)

@@ -68,6 +68,7 @@ def test_on_gpus_nothing_of_the_cpu_is_left() -> None:
 def test_the_cache_holds_all_sequences_at_full_length() -> None:
     # keys and values of 28 layers, 8 heads of 64 numbers of 4 bytes, for 64 sequences of 512 tokens
     assert kv_cache_bytes(CONFIG, SPEC) == 2 * 28 * 8 * 64 * 4 * 512 * 64
+    assert kv_cache_bytes({"text_config": CONFIG}, SPEC) == kv_cache_bytes(CONFIG, SPEC)
 
 
 def test_the_cache_has_a_floor_and_a_ceiling() -> None:
