@@ -46,7 +46,7 @@ from agentfly.rollout import (
 from agentfly.rollout.media import ImageReader
 from agentfly.rollout.strategies import strategy_of
 from agentfly.rollout.template import Tokenizer
-from agentfly.rollout.vision import ProcessorReader
+from agentfly.rollout.vision import reader_of
 from agentfly.tasks import read_tasks
 
 logger = logging.getLogger("agentfly.worker")
@@ -174,7 +174,7 @@ def reading_of(config: RolloutWorkerConfig) -> Reading:
         return Reading(tokenizer)
     from transformers import AutoProcessor
 
-    return Reading(tokenizer, ProcessorReader(AutoProcessor.from_pretrained(path)))
+    return Reading(tokenizer, reader_of(lambda: AutoProcessor.from_pretrained(path)))
 
 
 class Reporter:

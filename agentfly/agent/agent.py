@@ -209,12 +209,8 @@ def _checked_messages(made: Any, where: str) -> list[Message]:
         problem = f"{type(made).__name__} is not a list with at least one message"
     else:
         for at, message in enumerate(made):
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                problem = f"message {at} is not a dict with a role"
-            elif (wrong := problem_of(message.get("content"))) is not None:
-                problem = f"message {at} ({message['role']}) {wrong}"
-            elif message["role"] == "system" and not isinstance(message["content"], str):
-                problem = f"message {at} (system) has parts in content"
+            if (wrong := problem_of(message)) is not None:
+                problem = f"message {at} {wrong}"
     if problem:
         raise TaskInvalid(
             f"prompt: {problem}, for {where}",

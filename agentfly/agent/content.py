@@ -10,6 +10,7 @@ from typing import Any
 
 Part = dict[str, Any]
 Content = str | list[Part]
+_SHOWING = ("user", "tool")
 
 
 def text_part(text: str) -> Part:
@@ -53,8 +54,17 @@ def images_of(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [part["image"] for content in contents for part in _parts(content) if is_image(part)]
 
 
-def problem_of(content: Any) -> str | None:
-    """Why this is no content; None if it is."""
+def problem_of(message: Any) -> str | None:
+    """Why this is no message of a prompt, behind its number; None if it is one."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return "is not a dict with a role"
+    problem = _problem_of_content(message.get("content"))
+    if problem is None and not isinstance(message["content"], str) and message["role"] not in _SHOWING:
+        problem = "has parts in content: only those of user and tool may"
+    return problem if problem is None else f"({message['role']}) {problem}"
+
+
+def _problem_of_content(content: Any) -> str | None:
     if isinstance(content, str):
         return None
     if not isinstance(content, list | tuple) or not content:
@@ -65,7 +75,8 @@ def problem_of(content: Any) -> str | None:
             return f'has a part {at} that is neither {{"type": "text"}} nor {{"type": "image"}}'
         if kind == "text" and not isinstance(part.get("text"), str):
             return f"has a part {at} without text"
-        if kind == "image" and not isinstance(part.get("image"), bytes | str | int):
+        image = part.get("image")
+        if kind == "image" and (isinstance(image, bool) or not isinstance(image, bytes | str | int)):
             return f"has a part {at} whose image is neither bytes nor a data URL"
     return None
 

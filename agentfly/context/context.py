@@ -67,6 +67,10 @@ class Context:
         resources: where leases come from.
         attempt: 0 for the first try.
         deadlines: the limits of this rollout, in seconds.
+
+    Attributes:
+        messages: what was said so far.
+        images: the images in it as data URLs; messages name them by their places here.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Context:
         self.deadlines = deadlines or Deadlines()
         self.owner = f"{rollout_id}.{attempt}.{secrets.token_hex(4)}"
         self.messages: Sequence[Mapping[str, Any]] = ()
+        self.images: Sequence[str] = ()
         self.uses: list[Use] = []
         self.instances: dict[type, Any] = {}
         self.acquire_error: Exception | None = None

@@ -54,11 +54,11 @@ class TokenModel(Protocol):
         *,
         request_id: str,
         deadline: float,
-        images: Sequence[bytes] = (),
+        images: Sequence[str] = (),
     ) -> Sampled:
         """Draw one continuation within ``deadline`` seconds.
 
-        ``images`` are files; the prompt has one placeholder for each, in order.
+        ``images`` are data URLs; the prompt has one placeholder for each, in order.
 
         Raises:
             ModelUnavailable: the model could not be asked, or did not answer in time.

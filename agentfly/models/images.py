@@ -40,8 +40,8 @@ def from_data_url(url: str) -> bytes:
         raise ValueError(f"not base64: {error}") from error
 
 
-def pil_images(files: Sequence[bytes]) -> list[Any]:
-    """The images of image files, in RGB."""
+def pil_images(urls: Sequence[str]) -> list[Any]:
+    """The images of data URLs, in RGB. Takes as long as decoding them does: call it in a thread."""
     from PIL import Image
 
-    return [Image.open(io.BytesIO(data)).convert("RGB") for data in files]
+    return [Image.open(io.BytesIO(from_data_url(url))).convert("RGB") for url in urls]

@@ -30,7 +30,7 @@ class StickyModels:
         *,
         request_id: str,
         deadline: float,
-        images: Sequence[bytes] = (),
+        images: Sequence[str] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         rollout, attempt, *_ = request_id.rsplit(".", 4)

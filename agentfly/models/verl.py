@@ -52,17 +52,18 @@ class VerlModel:
         *,
         request_id: str,
         deadline: float,
-        images: Sequence[bytes] = (),
+        images: Sequence[str] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``; the id is as `StickyModels` has it."""
         rollout, attempt, *_ = request_id.rsplit(".", 4)
+        seen = {"image_data": await asyncio.to_thread(pil_images, images)} if images else {}
         try:
             async with asyncio.timeout(deadline):
                 answer = await self._client.generate(
                     f"{rollout}.{attempt}",
                     prompt_ids=list(prompt_ids),
                     sampling_params=sampling_params(sampling),
-                    **({"image_data": pil_images(images)} if images else {}),
+                    **seen,
                 )
         except TimeoutError:
             what = f"no answer within {deadline:.1f} s to a prompt of {len(prompt_ids)} tokens"

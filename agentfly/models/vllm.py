@@ -12,6 +12,7 @@ Guarantees:
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,9 +20,9 @@ import aiohttp
 
 from agentfly.models.base import ContextOverflow, ModelUnavailable, Sampled, Sampling
 from agentfly.models.connection import Connection, may_answer_later
-from agentfly.models.images import data_url
 
 _CONNECT_TIMEOUT_S = 5.0
+_JSON = {"Content-Type": "application/json"}
 _OVERFLOW_MARKS = ("maximum context length", "max_model_len", "maximum model length", "longer than")
 
 
@@ -38,14 +39,18 @@ class VLLMModel(Connection):
         *,
         request_id: str,
         deadline: float,
-        images: Sequence[bytes] = (),
+        images: Sequence[str] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         body = request_body(prompt_ids, sampling, request_id, images)
+        # Megabytes of images take long enough to be written down for others to miss their deadlines.
+        text = await asyncio.to_thread(json.dumps, body) if images else json.dumps(body)
         try:
             async with (
                 asyncio.timeout(deadline),
-                self._open().post(f"{self.base_url}/inference/v1/generate", json=body) as response,
+                self._open().post(
+                    f"{self.base_url}/inference/v1/generate", data=text, headers=_JSON
+                ) as response,
             ):
                 if response.status != 200:
                     raise refusal(self.base_url, response.status, await response.text(), len(prompt_ids))
@@ -64,7 +69,7 @@ class VLLMModel(Connection):
 
 
 def request_body(
-    prompt_ids: Sequence[int], sampling: Sampling, request_id: str, images: Sequence[bytes] = ()
+    prompt_ids: Sequence[int], sampling: Sampling, request_id: str, images: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The JSON of one request."""
     params: dict[str, Any] = {
@@ -84,7 +89,7 @@ def request_body(
         "stream": False,
     }
     if images:
-        body["content_parts"] = [{"type": "image_url", "url": data_url(image)} for image in images]
+        body["content_parts"] = [{"type": "image_url", "url": url} for url in images]
     return body
 
 

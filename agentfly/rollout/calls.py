@@ -42,7 +42,8 @@ async def run_calls(play: Play, parsed: Parsed) -> tuple[list[dict[str, Any]], b
         end = end or result.control == "end"
     for reason in parsed.malformed:
         play.count("malformed_calls")
-        messages.append(play.agent.observation("error", f"malformed tool call: {reason}"))
+        told = play.media.harmless(f"malformed tool call: {reason}")
+        messages.append(play.agent.observation("error", told))
     return messages, end
 
 

@@ -90,10 +90,9 @@ class TokenLedger:
         return self._media.for_server(self._now.ids)
 
     @property
-    def images(self) -> list[bytes]:
-        """The files of the images in the prompt, in order."""
-        files = self._media.files
-        return [files[number] for number in self._media.shown(self._now.ids)]
+    def images(self) -> list[str]:
+        """The images in the prompt as data URLs, in order."""
+        return [self._media.urls[number] for number in self._media.shown(self._now.ids)]
 
     @property
     def sampled_tokens(self) -> int:

@@ -8,18 +8,18 @@ Guarantees:
    was cut off takes its images along.
 3. A template that shows another number of images than the messages have raises ``TemplateRefused``.
 4. Text of a tool that spells a placeholder is changed so that it does not.
-5. A policy that reads text alone gets no image: ``ImagesNotReadable``. A file that is no image is
-   ``ImageInvalid``.
+5. A policy that reads text alone, or whose processor is not known here, gets no image:
+   ``ImagesNotReadable``. A file that is no image is ``ImageInvalid``.
 """
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentfly.agent.content import image_part, images_of, is_image
-from agentfly.models.images import from_data_url, media_type
+from agentfly.agent.content import image_part, images_of, is_image, text_part
+from agentfly.models.images import data_url, from_data_url, media_type
 from agentfly.rollout.dialect import Messages
 from agentfly.rollout.errors import ImageInvalid, ImagesNotReadable, TemplateRefused
 from agentfly.rollout.template import Tokenizer
@@ -30,24 +30,20 @@ _FIRST_MARK, _LAST_MARK = 0xF0000, 0xFFFFD
 
 @dataclass(frozen=True)
 class Image:
-    """The file of an image as the model is given it, and how many tokens it has there."""
+    """An image as the model is given it, as a data URL, and how many tokens it has there."""
 
-    data: bytes
+    url: str
     tokens: int
 
 
 class ImageReader(Protocol):
-    """What is known of a model that sees images.
+    """What is known of how a model sees images."""
 
-    Attributes:
-        placeholder: the text that its template writes for an image; one token.
-        placeholder_id: that token.
-        reserved: texts and ids that stand for what is seen, and that nobody may write.
-    """
-
-    placeholder: str
-    placeholder_id: int
-    reserved: Mapping[str, int]
+    @property
+    def reserved(self) -> Mapping[str, int]:
+        """The texts that stand for what is seen and that nobody may write, with the token of each; that of an
+        image is the first. Empty: a model whose tokens are not counted here."""
+        ...
 
     def read(self, data: bytes) -> Image:
         """An image file as the model is given it.
@@ -61,12 +57,26 @@ class ImageReader(Protocol):
 class AnyImage:
     """The reader of an API of text and images, which gets files as they are and counts for itself."""
 
-    placeholder, placeholder_id = "", -1
     reserved: Mapping[str, int] = {}
 
     def read(self, data: bytes) -> Image:
         """See ``ImageReader``."""
-        return Image(data, 0)
+        return Image(data_url(data), 0)
+
+
+@dataclass(frozen=True)
+class NoImages:
+    """The reader of a policy that sees none, and why."""
+
+    why: str = "the policy reads text alone"
+    reserved: Mapping[str, int] = field(default_factory=dict)
+
+    def read(self, data: bytes) -> Image:
+        """Raise ``ImagesNotReadable``."""
+        raise ImagesNotReadable(
+            f"images: {self.why}",
+            hints=["say in text what there is to see", "or use a model that sees images"],
+        )
 
 
 class Media:
@@ -74,17 +84,16 @@ class Media:
 
     Args:
         reader: of the policy; None: it reads text alone.
+
+    Attributes:
+        urls: the images as data URLs, in the order of their numbers.
     """
 
     def __init__(self, reader: ImageReader | None = None) -> None:
-        self._reader = reader
-        self._images: list[Image] = []
+        self.urls: list[str] = []
+        self._reader = reader or NoImages()
+        self._tokens: list[int] = []
         self._numbers: dict[bytes, int] = {}
-
-    @property
-    def files(self) -> list[bytes]:
-        """The files of all images, in the order of their numbers."""
-        return [image.data for image in self._images]
 
     async def add(self, given: Any, of: str) -> int:
         """The number of an image: of the bytes of a file, a data URL, or a number that it has already.
@@ -96,27 +105,36 @@ class Media:
             ImagesNotReadable: the policy reads text alone.
             ImageInvalid: it is no image.
         """
-        if isinstance(given, int) and 0 <= given < len(self._images):
+        if isinstance(given, int) and 0 <= given < len(self.urls):
             return given
-        if self._reader is None:
-            raise ImagesNotReadable(
-                f"{of}: shows an image, and the policy reads text alone",
-                hints=[
-                    "say in text what there is to see",
-                    "or use a model that sees images",
-                ],
-            )
-        data = _bytes_of(given)
-        if data not in self._numbers:
-            image = await asyncio.to_thread(self._reader.read, data)
+        try:
+            data = _bytes_of(given)
             if data not in self._numbers:
-                self._numbers[data] = len(self._images)
-                self._images.append(image)
-        return self._numbers[data]
+                image = await asyncio.to_thread(self._reader.read, data)
+                if data not in self._numbers:
+                    self._numbers[data] = len(self.urls)
+                    self.urls.append(image.url)
+                    self._tokens.append(image.tokens)
+            return self._numbers[data]
+        except (ImageInvalid, ImagesNotReadable) as error:
+            raise type(error)(f"{of}: {error.message}", hints=error.hints) from error
 
-    async def take(self, messages: Messages) -> list[dict[str, Any]]:
-        """The messages of a prompt with numbers for their images; raises as ``add``."""
-        return [{**message, "content": await self._taken(message["content"])} for message in messages]
+    async def take(self, messages: Messages, *, spelled: bool = True) -> list[dict[str, Any]]:
+        """The messages of a prompt with numbers for their images; raises as ``add``.
+
+        Args:
+            spelled: leave text that spells a placeholder, for the template to refuse: who wrote the prompt
+                meant something by it. Else it is made harmless.
+        """
+        taken = [{**message, "content": await self._taken(message["content"])} for message in messages]
+        return taken if spelled else [self._harmless(message) for message in taken]
+
+    def _harmless(self, message: dict[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        if isinstance(content, str):
+            return {**message, "content": self.harmless(content)}
+        parts = [part if is_image(part) else text_part(self.harmless(part["text"])) for part in content]
+        return {**message, "content": parts}
 
     async def _taken(self, content: Any) -> Any:
         if isinstance(content, str):
@@ -128,33 +146,31 @@ class Media:
 
     def harmless(self, text: str) -> str:
         """A text that spells no placeholder."""
-        for spelled in self._reader.reserved if self._reader is not None else ():
+        for spelled in self._reader.reserved:
             text = text.replace(spelled, f"{spelled[0]} {spelled[1:]}")
         return text
 
     def wrote(self, ids: Sequence[int], text: str) -> str | None:
         """Which placeholder an answer has, by its ids or spelled in its text; None: none."""
-        reserved = self._reader.reserved if self._reader is not None else {}
-        found = (said for said, token in reserved.items() if token in ids or said in text)
+        reserved = self._reader.reserved.items()
+        found = (said for said, token in reserved if token in ids or said in text)
         return next(found, None)
 
     def tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
         """The tokenizer for ids and texts in which images are told apart."""
-        return tokenizer if self._reader is None else _WithImages(tokenizer, self._reader)
+        return _WithImages(tokenizer, *self._placeholder) if self._reader.reserved else tokenizer
 
     def shown(self, ids: Sequence[int]) -> list[int]:
         """The numbers of the images that stand in ids of the ledger."""
-        return [-1 - token for token in ids if token < 0] if self._images else []
+        return [-1 - token for token in ids if token < 0] if self.urls else []
 
     def for_server(self, ids: Sequence[int]) -> list[int]:
         """Ids of the ledger with one placeholder for each image."""
-        if self._reader is None:
-            return list(ids)
-        return _single(ids, self._reader.placeholder_id)
+        return _single(ids, self._placeholder[1]) if self.urls else list(ids)
 
     def length(self, ids: Sequence[int]) -> int:
         """How many tokens the model has for ids of the ledger."""
-        return len(ids) + sum(self._images[number].tokens - 1 for number in self.shown(ids))
+        return len(ids) + sum(self._tokens[number] - 1 for number in self.shown(ids))
 
     def expanded(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """The tokens of the model for ids of the ledger, and where each id begins among them; the latter
@@ -162,20 +178,24 @@ class Media:
         tokens: list[int] = []
         begins = [0]
         for token in ids:
-            if token < 0 and self._reader is not None:
-                tokens += [self._reader.placeholder_id] * self._images[-1 - token].tokens
+            if token < 0:
+                tokens += [self._placeholder[1]] * self._tokens[-1 - token]
             else:
                 tokens.append(token)
             begins.append(len(tokens))
         return tokens, begins
 
+    @property
+    def _placeholder(self) -> tuple[str, int]:
+        return next(iter(self._reader.reserved.items()))
+
 
 class _WithImages:
     """A tokenizer for which images are ids below zero, and marked in text."""
 
-    def __init__(self, tokenizer: Tokenizer, reader: ImageReader) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: str, token: int) -> None:
         self._tokenizer = tokenizer
-        self._id, self._text = reader.placeholder_id, reader.placeholder
+        self._text, self._id = text, token
         self._marked = re.compile(f"{re.escape(self._text)}([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
 
     @property
@@ -211,7 +231,9 @@ class _WithImages:
     def _mark(self, text: str, numbers: Sequence[int]) -> str:
         *between, last = text.split(self._text)
         self._check(len(between), len(numbers))
-        marked = (f"{part}{self._text}{chr(_FIRST_MARK + n)}" for part, n in _zip(between, numbers))
+        marked = (
+            f"{part}{self._text}{chr(_FIRST_MARK + n)}" for part, n in zip(between, numbers, strict=True)
+        )
         return "".join(marked) + last
 
     def _check(self, shown: int, given: int) -> None:
@@ -223,10 +245,6 @@ class _WithImages:
                     "use a model whose chat template shows images in messages of every role",
                 ],
             )
-
-
-def _zip(parts: Sequence[str], numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
-    return zip(parts, numbers, strict=True)
 
 
 def _single(ids: Sequence[int], placeholder: int) -> list[int]:

@@ -40,7 +40,6 @@ from agentfly.agent import Agent
 from agentfly.context import Context, Deadlines
 from agentfly.errors import AgentflyError
 from agentfly.models import ChatModel, Sampling, TokenModel
-from agentfly.models.images import data_url
 from agentfly.resources.errors import Saturated
 from agentfly.resources.lease import Resources
 from agentfly.resources.nothing import NoPools
@@ -173,7 +172,7 @@ async def _play(attempt: _Attempt, inputs: _Inputs) -> None:
     media = Media(inputs.images)
     messages = await media.take(agent.messages(task, where))
     ledger = inputs.begin(messages, media)
-    ctx.messages = messages
+    ctx.messages, ctx.images = messages, media.urls
     attempt.play = play = Play(agent, ctx, inputs.model, ledger, inputs.sampling, messages, media)
     async with _limited(ctx, Failed("SetupTimeout", "setup: over a turn's limit")):
         await agent.prepare(task, ctx)
@@ -269,7 +268,7 @@ def _trajectory(attempt: _Attempt, inputs: _Inputs, started_at: float, seconds: 
         attempt=attempt.ctx.attempt,
         rows=rows,
         messages=play.messages if play is not None else [],
-        images=[data_url(file) for file in play.media.files] if play is not None else [],
+        images=play.media.urls if play is not None else [],
         turns=play.turns if play is not None else 0,
         stop_reason=attempt.stop_reason,
         tool_calls=play.calls if play is not None else [],

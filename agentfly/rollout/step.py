@@ -96,7 +96,7 @@ class Step(Limits):
             play.phase = "prompt"
             shown = turns[len(turns) - self.history :] if self.history < len(turns) else turns
             view = StepView(play.ctx.task, opening, tuple(shown), play.turns + 1, play.ctx)
-            play.ledger.restart(await play.media.take(_checked(await self._built(view))))
+            play.ledger.restart(await play.media.take(_checked(await self._built(view)), spelled=False))
             if not turns:
                 self.check_prompt(play)
             if len(play.ledger) > self.max_prompt_tokens or self.room(play) < 1:
@@ -123,14 +123,9 @@ class Step(Limits):
 
 
 def _checked(made: Any) -> Prompt:
-    if isinstance(made, list | tuple) and made and all(map(_is_message, made)):
-        return made
-    raise TypeError("the prompt builder gave no messages: return a list of dicts with role and content")
-
-
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, Mapping)
-        and isinstance(message.get("role"), str)
-        and problem_of(message.get("content")) is None
-    )
+    if not isinstance(made, list | tuple) or not made:
+        raise TypeError("the prompt builder gave no messages: return a list of dicts with role and content")
+    for at, message in enumerate(made):
+        if (problem := problem_of(message)) is not None:
+            raise TypeError(f"the prompt builder's message {at} {problem}")
+    return made

@@ -18,7 +18,6 @@ from agentfly.agent import Parsed, Parser, TextFormat, ToolCall
 from agentfly.agent.content import is_image, text_of
 from agentfly.agent.parsers.base import decode_json, reason
 from agentfly.models import ChatCall, ChatModel, Sampling
-from agentfly.models.images import data_url
 from agentfly.rollout.dialect import Messages, with_calls
 from agentfly.rollout.errors import InvalidSample
 from agentfly.rollout.ledger import Credit
@@ -96,7 +95,7 @@ class Transcript:
         """
         told = with_calls(self._messages, self.parse) if self._renderer else self._messages
         got = await self._model.chat(
-            _for_api(told, self._media.files), tools=self._tools, sampling=sampling, deadline=deadline
+            _for_api(told, self._media.urls), tools=self._tools, sampling=sampling, deadline=deadline
         )
         calls = [self._as_text(call, self._renderer) for call in got.calls] if self._renderer else []
         self._said = "\n".join(filter(None, [got.text, *calls]))
@@ -156,7 +155,7 @@ def _key(call: ToolCall) -> str:
     return json.dumps([call.name, call.arguments])
 
 
-def _for_api(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Any]]:
+def _for_api(messages: Messages, urls: Sequence[str]) -> list[dict[str, Any]]:
     """APIs want the arguments of a call as text, and name nobody in a tool's message. What a tool shows they
     take from a user, behind all that the tools of the turn said."""
     told: list[dict[str, Any]] = []
@@ -168,7 +167,7 @@ def _for_api(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Any]]
         said = {key: value for key, value in message.items() if key != "name"}
         content = message.get("content") or ""
         if not isinstance(content, str):
-            parts = [_part_for_api(part, files) for part in content]
+            parts = [_part_for_api(part, urls) for part in content]
             if message["role"] == "tool":
                 shown += [part for part in parts if part["type"] == "image_url"]
                 said["content"] = text_of(content)
@@ -186,7 +185,7 @@ def _for_api(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Any]]
     return [*told, {"role": "user", "content": shown}] if shown else told
 
 
-def _part_for_api(part: Mapping[str, Any], files: Sequence[bytes]) -> dict[str, Any]:
+def _part_for_api(part: Mapping[str, Any], urls: Sequence[str]) -> dict[str, Any]:
     if is_image(part):
-        return {"type": "image_url", "image_url": {"url": data_url(files[part["image"]])}}
+        return {"type": "image_url", "image_url": {"url": urls[part["image"]]}}
     return dict(part)

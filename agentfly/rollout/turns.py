@@ -20,6 +20,7 @@ that accepts a request and stays silent looks the same from here, so it is maske
 
 import contextlib
 import hashlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,11 +84,12 @@ async def take_turn(play: Play, limits: Limits) -> Turn:
     async with _turn(play):
         play.phase = "generate"
         finish = await _generate(play, limits)
-        text = play.ledger.end_turn()
-        _check_written(play, [], text)
+        text = _ended(play)
         play.messages.append({"role": "assistant", "content": text})
         play.phase = "parse"
         parsed = play.ledger.parser.parse(text)
+        for call in parsed.calls:  # JSON can spell what the text does not
+            _check_written(play, [], json.dumps([call.name, call.arguments], ensure_ascii=False))
         if not parsed.calls and not parsed.malformed:
             return Turn(text, stop="length" if finish == "length" else "done")
         play.phase = "tool"
@@ -101,7 +103,7 @@ async def write(play: Play, limits: Limits) -> str:
     async with _turn(play):
         play.phase = "generate"
         await _generate(play, limits)
-        return play.ledger.end_turn()
+        return _ended(play)
 
 
 @contextlib.asynccontextmanager
@@ -151,6 +153,12 @@ async def _generate(play: Play, limits: Limits) -> str:
         if aborts == _ABORTS:
             raise ModelUnavailable(f"model: aborted the answer {aborts} times before a token of it")
         left -= len(sampled.ids)
+
+
+def _ended(play: Play) -> str:
+    text = play.ledger.end_turn()
+    _check_written(play, [], text)
+    return text
 
 
 def _check_written(play: Play, ids: Sequence[int], text: str) -> None:

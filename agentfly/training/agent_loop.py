@@ -12,6 +12,7 @@ Guarantees:
 
 import asyncio
 import json
+import logging
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -32,12 +33,15 @@ from agentfly.resources.lease import Resources
 from agentfly.roles.servers import inference_urls
 from agentfly.roles.trainer import ENV_BROKER, ENV_JOB, TrainerConfig, current_config
 from agentfly.rollout import Strategy, rollout_one
+from agentfly.rollout.media import ImageReader
 from agentfly.rollout.strategies import strategy_of
 from agentfly.rollout.trajectory import Trajectory
-from agentfly.rollout.vision import ProcessorReader
+from agentfly.rollout.vision import reader_of
 from agentfly.training.outcomes import record
 from agentfly.training.pinned import PinnedModel
 from agentfly.training.rows import verl_rows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,14 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
         pinned = [PinnedModel(server, server.base_url, *allowed) for server in worker.models]
         if worker.config.servers is not None:
             pinned = [PinnedModel(VerlModel(self.server_manager), NAME, *allowed)]
+        reader = _reader(self.processor)
         async with worker.slots:
             trajectory = await rollout_one(
                 worker.agent,
                 json.loads(fields["task"]),
                 model=StickyModels(pinned),
                 tokenizer=self.tokenizer,
-                images=_reader(self.processor),
+                images=reader,
                 resources=worker.resources,
                 strategy=worker.strategy,
                 deadlines=worker.deadlines,
@@ -120,15 +125,23 @@ class AgentflyLoop(AgentLoopBase):  # type: ignore[misc]
                 raise server.stale
         dapo = worker.config.algorithm.of_dapo
         rows = verl_rows(trajectory, step - 1, None if dapo is None else dapo.overlong)
-        return [_output(**row) for row in rows]
+        if reader is not None and any(self._misread(row, reader) for row in rows):
+            logger.warning("rollout %s: left out, text of it reads as an image to verl", rollout_id)
+            return []
+        return [await _output(**row) for row in rows]
+
+    def _misread(self, row: dict[str, Any], reader: ImageReader) -> bool:
+        """Whether verl would see an image that is none: it reads rows without their special tokens."""
+        text = self.tokenizer.decode(row["prompt_ids"] + row["response_ids"], skip_special_tokens=True)
+        return any(spelled in text for spelled in reader.reserved)
 
 
 @cache
-def _reader(processor: Any) -> ProcessorReader | None:
+def _reader(processor: Any) -> ImageReader | None:
     """verl's processor is None for a model that reads text alone."""
-    return None if processor is None else ProcessorReader(processor)
+    return None if processor is None else reader_of(lambda: processor)
 
 
-def _output(images: list[bytes], **row: Any) -> AgentLoopOutput:
-    seen = {"images": pil_images(images)} if images else {}
+async def _output(images: list[str], **row: Any) -> AgentLoopOutput:
+    seen = {"images": await asyncio.to_thread(pil_images, images)} if images else {}
     return AgentLoopOutput(**row, multi_modal_data=seen)

@@ -37,7 +37,7 @@ class PinnedModel:
         *,
         request_id: str,
         deadline: float,
-        images: Sequence[bytes] = (),
+        images: Sequence[str] = (),
     ) -> Sampled:
         """See ``TokenModel.generate``."""
         sampled = await self._model.generate(

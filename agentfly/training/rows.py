@@ -7,14 +7,13 @@ Guarantees:
 3. The reward stands on the last row of the rollout; verl gives it to the others. What a rollout loses for
    its length is taken off there, and nowhere else: ``outcome`` is what the agent's reward said.
 4. Each row says which of its tokens are of which turn: ``steps``, as (start, end, anchor, reward).
-5. Each row has the images whose tokens stand in it, as files, in order.
+5. Each row has the images whose tokens stand in it, as data URLs, in order.
 6. Each row says which weights are the oldest and the newest that sampled the rollout, by their steps.
 """
 
 from typing import Any
 
 from agentfly.api.algorithm import Overlong
-from agentfly.models.images import from_data_url
 from agentfly.rollout.trajectory import Trajectory
 
 
@@ -40,7 +39,7 @@ def verl_rows(trajectory: Trajectory, weights: int, overlong: Overlong | None = 
             "response_mask": list(row.response_mask),
             "response_logprobs": list(row.logprobs),
             "reward_score": trajectory.reward - penalty if number == last else None,
-            "images": [from_data_url(trajectory.images[number]) for number in row.images],
+            "images": [trajectory.images[number] for number in row.images],
             "num_turns": 1 + trajectory.turns + len(trajectory.tool_calls),
             "metrics": {"generate_sequences": trajectory.seconds, "tool_calls": tool_seconds},
             "extra_fields": {

@@ -32,14 +32,28 @@ def test_joined_contents_keep_their_images_in_order() -> None:
         ("", None),
         (SEEN, None),
         ([image_part(b"x"), image_part("data:")], None),
-        (None, "has no text in content"),
-        ([], "has no text in content"),
-        (["a"], 'has a part 0 that is neither {"type": "text"} nor {"type": "image"}'),
-        ([text_part("a"), {"type": "video"}], 'has a part 1 that is neither {"type": "text"} nor'),
-        ([{"type": "text"}], "has a part 0 without text"),
-        ([image_part(None)], "has a part 0 whose image is neither bytes nor a data URL"),
+        (None, "(user) has no text in content"),
+        ([], "(user) has no text in content"),
+        (["a"], '(user) has a part 0 that is neither {"type": "text"} nor {"type": "image"}'),
+        ([text_part("a"), {"type": "video"}], '(user) has a part 1 that is neither {"type": "text"} nor'),
+        ([{"type": "text"}], "(user) has a part 0 without text"),
+        ([image_part(None)], "(user) has a part 0 whose image is neither bytes nor a data URL"),
+        ([image_part(True)], "(user) has a part 0 whose image is neither bytes nor a data URL"),
     ],
 )
 def test_what_is_no_content_says_why(content: Any, problem: str | None) -> None:
-    found = problem_of(content)
+    found = problem_of({"role": "user", "content": content})
     assert found is None if problem is None else found is not None and found.startswith(problem)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "user", "tool"])
+def test_user_and_tool_alone_show_something(role: str) -> None:
+    found = problem_of({"role": role, "content": SEEN})
+    refused = f"({role}) has parts in content: only those of user and tool may"
+    assert found == (None if role in ("user", "tool") else refused)
+    assert problem_of({"role": role, "content": "a"}) is None
+
+
+@pytest.mark.parametrize("message", ["text", {"content": "x"}, {"role": 1, "content": "x"}])
+def test_what_is_no_message_says_so(message: Any) -> None:
+    assert problem_of(message) == "is not a dict with a role"

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from agentfly.models import ContextOverflow, ModelUnavailable, Sampled, Sampling
+from agentfly.models.images import data_url
 from agentfly.models.verl import VerlModel, sampling_params
 from agentfly.models.vllm import request_body
 
@@ -61,7 +62,9 @@ async def test_images_go_to_verl_as_pictures() -> None:
     client, file = Client(output([1], [0.0])), io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(file, "PNG")
     model = VerlModel(client)
-    await model.generate([5], Sampling(), request_id="a.0.n.1.0", deadline=0.5, images=[file.getvalue()])
+    await model.generate(
+        [5], Sampling(), request_id="a.0.n.1.0", deadline=0.5, images=[data_url(file.getvalue())]
+    )
     (picture,) = client.asked[0][1]["image_data"]
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (3, 2), (255, 0, 0))
 

@@ -19,6 +19,7 @@ from tests.unit.rollout import toys
 from tests.unit.rollout.toys import TASK, FakeResources, Script, ToyTokenizer, call
 
 TOKENIZER = ToyTokenizer(toys.grouping)
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @tool
@@ -218,10 +219,10 @@ async def test_no_rollout_is_missing_when_a_tool_cancels_itself() -> None:
 
 
 async def test_image_for_a_policy_that_reads_text_fails_the_rollout() -> None:
-    trajectory = await play("1", tools=[act_by(lambda: ToolResult("see", images=[b"png", b"png"]))])
+    trajectory = await play("1", tools=[act_by(lambda: ToolResult("see", images=[PNG, PNG]))])
     assert trajectory.outcome == Failed(
         "ImagesNotReadable",
-        "tool act: shows an image, and the policy reads text alone; "
+        "tool act: images: the policy reads text alone; "
         "hint: say in text what there is to see; hint: or use a model that sees images",
     )
 

@@ -371,13 +371,13 @@ async def test_stuck_plain_tool_is_left_behind_and_blocks_nobody() -> None:
 async def test_waiting_for_a_resource_is_not_the_tools_time() -> None:
     resources = FakeResources()
     resources.gate = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.15, resources.gate.set)
+    asyncio.get_running_loop().call_later(1.0, resources.gate.set)
     trajectory = await play(
-        call("shell", command="ls"), "done", resources=resources, deadlines=Deadlines(call=0.05, turn=0.05)
+        call("shell", command="ls"), "done", resources=resources, deadlines=Deadlines(call=0.5, turn=0.5)
     )
     assert trajectory.tool_calls[0].error is None
     assert observations(trajectory) == ["ran ls in member-1"]
-    assert trajectory.resources[0].wait_seconds > 0.05  # more than the call and the turn may take
+    assert trajectory.resources[0].wait_seconds > 0.5  # more than the call and the turn may take
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,20 @@ async def test_without_history_the_prompt_is_the_task() -> None:
     assert model.prompts[0] == model.prompts[1] == model.prompts[2]
 
 
-@pytest.mark.parametrize("made", [[], "text", [{"role": "user"}], [{"content": "x"}], None])
-async def test_builder_that_makes_no_messages_fails_the_rollout(made: Any) -> None:
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ([], " gave no messages: return a list of dicts with role and content"),
+        ("text", " gave no messages: return a list of dicts with role and content"),
+        ([{"role": "user"}], "'s message 0 (user) has no text in content"),
+        ([{"content": "x"}], "'s message 0 is not a dict with a role"),
+        (None, " gave no messages: return a list of dicts with role and content"),
+    ],
+)
+async def test_builder_that_makes_no_messages_fails_the_rollout(made: Any, problem: str) -> None:
     trajectory = await play("done", strategy=Step(prompt_builder=lambda view: made))
     assert (trajectory.outcome.type, trajectory.outcome.reason) == ("failed", "PromptError")  # type: ignore[union-attr]
-    assert "return a list of dicts with role and content" in trajectory.outcome.message
+    assert trajectory.outcome.message == f"prompt: TypeError: the prompt builder{problem}"
 
 
 async def test_builder_that_raises_fails_the_rollout() -> None:

@@ -1,16 +1,20 @@
 """Image files as a vision-language model is given them."""
 
+import contextlib
 import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from agentfly.errors import AgentflyError
 from agentfly.models.images import data_url, from_data_url, media_type, pil_images
 from agentfly.rollout import ProcessorReader
-from agentfly.rollout.errors import ImageInvalid
+from agentfly.rollout.errors import ImageInvalid, ImagesNotReadable
+from agentfly.rollout.vision import reader_of
 
 
 class Processor:
@@ -37,23 +41,24 @@ def written(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 READER = ProcessorReader(Processor())
+FILES = {kind: written(Image.new("RGB", (56, 56), "red"), kind) for kind in ("PNG", "JPEG", "GIF", "WEBP")}
 
 
 def test_rgb_file_is_given_as_it_is() -> None:
     for kind in ("PNG", "JPEG", "WEBP"):
         data = written(Image.new("RGB", (84, 56), "red"), kind)
         image = READER.read(data)
-        assert (image.data, image.tokens) == (data, 6)
+        assert (from_data_url(image.url), image.tokens) == (data, 6)
         assert from_data_url(data_url(data)) == data
         assert media_type(data) == f"image/{kind.lower()}"
 
 
 def test_transparency_lies_on_white_and_grey_has_three_colours() -> None:
-    (picture,) = pil_images([READER.read(written(Image.new("RGBA", (56, 56), (255, 0, 0, 0)))).data])
+    (picture,) = pil_images([READER.read(written(Image.new("RGBA", (56, 56), (255, 0, 0, 0)))).url])
     assert (picture.mode, picture.getpixel((1, 1))) == ("RGB", (255, 255, 255))
-    (picture,) = pil_images([READER.read(written(Image.new("L", (56, 56), 7))).data])
+    (picture,) = pil_images([READER.read(written(Image.new("L", (56, 56), 7))).url])
     assert picture.getpixel((1, 1)) == (7, 7, 7)
-    (picture,) = pil_images([READER.read(written(Image.new("P", (56, 56)), "GIF")).data])
+    (picture,) = pil_images([READER.read(written(Image.new("P", (56, 56)), "GIF")).url])
     assert picture.mode == "RGB"
 
 
@@ -65,7 +70,7 @@ def test_picture_is_turned_as_its_file_says() -> None:
     exif[0x0112] = 6
     image = READER.read(written(upright, "PNG", exif=exif))
     assert image.tokens == 3
-    (picture,) = pil_images([image.data])
+    (picture,) = pil_images([image.url])
     assert picture.size == (28, 84)
     assert picture.getexif().get(0x0112, 1) == 1
     assert picture.getpixel((14, 14)) == (0, 0, 0)
@@ -76,6 +81,39 @@ def test_torn_file_is_no_image(cut: int) -> None:
     data = written(Image.effect_noise((84, 84), 50).convert("RGB"))
     with pytest.raises(ImageInvalid, match="image: cannot be read"):
         READER.read(data[:cut])
+
+
+@given(st.integers(0, 2**20), st.integers(1, 255), st.sampled_from(["PNG", "JPEG", "GIF", "WEBP"]))
+def test_broken_file_is_an_image_or_invalid(at: int, change: int, kind: str) -> None:
+    """Decoders raise whatever they like."""
+    data = bytearray(FILES[kind])
+    data[at % len(data)] ^= change
+    with contextlib.suppress(ImageInvalid):
+        pil_images([READER.read(bytes(data)).url])
+
+
+def test_file_that_would_fill_the_memory_is_refused_before_it_is_decoded() -> None:
+    data = written(Image.new("1", (8_000, 6_000)))
+    assert len(data) < 100_000
+    with pytest.raises(ImageInvalid, match="8000 x 6000 is more than 40000000 pixels") as error:
+        READER.read(data)
+    assert error.value.hints == ("make it smaller",)
+
+
+def test_more_than_8_bits_are_refused() -> None:
+    """Cut to 8, all that is not nearly black would be white."""
+    with pytest.raises(ImageInvalid, match="has more than 8 bits a colour"):
+        READER.read(written(Image.new("I;16", (56, 56))))
+
+
+def test_processor_that_is_not_known_sees_nothing_and_says_so() -> None:
+    def missing() -> Any:
+        raise ImportError("needs torchvision")
+
+    assert reader_of(Processor).reserved == READER.reserved
+    for load, why in ((missing, "needs torchvision"), (SimpleNamespace, "SimpleNamespace cannot be asked")):
+        with pytest.raises(ImagesNotReadable, match=f"the policy's processor cannot be used: .*{why}"):
+            reader_of(load).read(FILES["PNG"])
 
 
 def test_placeholders_of_images_and_videos_are_reserved() -> None:
