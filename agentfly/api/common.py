@@ -9,13 +9,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from agentfly.api.base import ApiModel, Args, Conditions, Int, Metadata, Rule, Time
+from agentfly.api.base import ApiModel, Args, Conditions, Int, Metadata, NameSet, Rule, Time, immutable
 from agentfly.api.pods import LABEL_KEY_PATTERN, EnvVars, ObjectName, Placement
 from agentfly.api.quantity import Cpu, Memory
 
 ENTRYPOINT_PATTERN = r"^([^:]+\.py|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*$"
 
 REFERENCE = "Form: file.py:name with the file relative to the manifest, or package.module:name."
+
+FIXED = immutable("make a new one under another name")
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -388,6 +390,42 @@ class PoolUse(ApiModel):
     leased: Int = Field(default=0, ge=0, description="Members that are leased.")
     queued: Int = Field(default=0, ge=0, description="Waiting acquires.")
     max: Int = Field(default=0, ge=0, description="The pool's capacity.max.")
+
+
+class WorkSpec(ApiModel):
+    """What the spec of a TrainingRun and of a RolloutJob have in common."""
+
+    agent: AgentRef = Field(
+        description='The agent, as {entrypoint: "agent.py:agent"}.', json_schema_extra=FIXED
+    )
+    tasks: TasksRef = Field(description="The tasks, as {path: tasks.jsonl}.", json_schema_extra=FIXED)
+    pools: NameSet = Field(
+        default=(),
+        description="ResourcePools in the same namespace that tools and reward acquire by name. Absent: "
+        "none.",
+        json_schema_extra=FIXED,
+    )
+    model: ModelRef = Field(
+        description="The policy to begin with: weights and tokenizer, as {path: DIR}.",
+        json_schema_extra=FIXED,
+    )
+    source: Source = Field(
+        default=Source(),
+        description="Folder of the manifest in a cluster, as {configMap: quickstart}. Absent: it is in the "
+        "image of the pods.",
+        json_schema_extra=FIXED,
+    )
+    storage: Storage | None = Field(
+        default=None,
+        description="Where a cluster keeps what is made, as {claim: runs}; it needs this. One machine has "
+        "--runs. Absent: one machine.",
+        json_schema_extra=FIXED,
+    )
+    rollout: Rollout = Field(
+        default=Rollout(),
+        description="From task to trajectories. Absent: its defaults.",
+        json_schema_extra=FIXED,
+    )
 
 
 class WorkStatus(ApiModel):

@@ -10,23 +10,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from agentfly.api.base import ApiModel, Decimal, Int, NameSet, immutable
+from agentfly.api.base import ApiModel, Decimal, Int
 from agentfly.api.common import (
+    FIXED,
     REACHABLE_MODEL,
-    AgentRef,
     ApiObject,
     Inference,
-    ModelRef,
     RolePod,
-    Rollout,
-    Source,
-    Storage,
-    TasksRef,
+    WorkSpec,
     WorkStatus,
 )
 from agentfly.api.reasons import RolloutJobPhase
-
-FIXED = immutable("make a new job under another name")
 
 
 class RolloutJobPolicy(ApiModel):
@@ -65,32 +59,9 @@ class Workers(ApiModel):
     )
 
 
-class RolloutJobSpec(ApiModel):
+class RolloutJobSpec(WorkSpec):
     """What should be rolled out."""
 
-    agent: AgentRef = Field(
-        description='The agent, as {entrypoint: "agent.py:agent"}.', json_schema_extra=FIXED
-    )
-    tasks: TasksRef = Field(description="The tasks, as {path: tasks.jsonl}.", json_schema_extra=FIXED)
-    pools: NameSet = Field(
-        default=(),
-        description="ResourcePools in the same namespace that tools and reward acquire by name. Absent: "
-        "none.",
-        json_schema_extra=FIXED,
-    )
-    model: ModelRef = Field(description="Weights and tokenizer, as {path: DIR}.", json_schema_extra=FIXED)
-    source: Source = Field(
-        default=Source(),
-        description="Folder of the manifest in a cluster, as {configMap: quickstart}. Absent: it is in the "
-        "workers' image.",
-        json_schema_extra=FIXED,
-    )
-    storage: Storage | None = Field(
-        default=None,
-        description="Where a cluster keeps the job, as {claim: runs}; it needs this. One machine has --runs. "
-        "Absent: one machine.",
-        json_schema_extra=FIXED,
-    )
     suspend: bool | None = Field(
         default=None,
         description="True: end the workers and the policy's servers until it is false again; finished shards "
@@ -99,11 +70,6 @@ class RolloutJobSpec(ApiModel):
     workers: Workers = Field(default=Workers(), description="Worker pods. Absent: its defaults.")
     seed: Int = Field(
         default=0, ge=0, description="Seed of tasks and sampling. Default 0.", json_schema_extra=FIXED
-    )
-    rollout: Rollout = Field(
-        default=Rollout(),
-        description="From task to trajectories. Absent: its defaults.",
-        json_schema_extra=FIXED,
     )
     inference: Inference = Field(
         default=Inference(),

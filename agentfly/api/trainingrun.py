@@ -14,18 +14,14 @@ from pydantic import Field
 
 from agentfly.api.algorithm import WITH_ROLLOUTS, Algorithm
 from agentfly.api.asynchronous import WITH_THE_REST, Asynchronous
-from agentfly.api.base import ApiModel, Decimal, Int, NameSet, Rule, Time, immutable, untouched
+from agentfly.api.base import ApiModel, Decimal, Int, Rule, Time, untouched
 from agentfly.api.common import (
+    FIXED,
     REACHABLE_MODEL,
-    AgentRef,
     ApiObject,
     Inference,
-    ModelRef,
     RolePod,
-    Rollout,
-    Source,
-    Storage,
-    TasksRef,
+    WorkSpec,
     WorkStatus,
 )
 from agentfly.api.pods import LABEL_KEY_PATTERN
@@ -34,7 +30,6 @@ from agentfly.api.reasons import TrainingRunPhase
 MIG_PATTERN = "^nvidia[.]com/mig-"
 INTERFACE_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9_.]*$"
 OVERRIDE_PATTERN = r"^(\+{0,2}[^=\s+~]+=.*|~[^=\s]+(=.*)?)$"
-FIXED = immutable("make a new run under another name")
 
 
 class Rdma(ApiModel):
@@ -228,34 +223,9 @@ class TrainingRunPolicy(ApiModel):
     )
 
 
-class TrainingRunSpec(ApiModel):
+class TrainingRunSpec(WorkSpec):
     """What should be trained, and how."""
 
-    agent: AgentRef = Field(
-        description='The agent, as {entrypoint: "agent.py:agent"}.', json_schema_extra=FIXED
-    )
-    tasks: TasksRef = Field(description="The tasks, as {path: tasks.jsonl}.", json_schema_extra=FIXED)
-    pools: NameSet = Field(
-        default=(),
-        description="ResourcePools in the same namespace that tools and reward acquire by name. Absent: "
-        "none.",
-        json_schema_extra=FIXED,
-    )
-    model: ModelRef = Field(
-        description="First weights and tokenizer, as {path: DIR}.", json_schema_extra=FIXED
-    )
-    source: Source = Field(
-        default=Source(),
-        description="Folder of the manifest in a cluster, as {configMap: quickstart}. Absent: it is in the "
-        "trainer's image.",
-        json_schema_extra=FIXED,
-    )
-    storage: Storage | None = Field(
-        default=None,
-        description="Where a cluster keeps the run, as {claim: runs}; it needs this. One machine has --runs. "
-        "Absent: one machine.",
-        json_schema_extra=FIXED,
-    )
     suspend: bool | None = Field(
         default=None,
         description="True: write a checkpoint, then give everything back until it is false again. In a "
@@ -274,11 +244,6 @@ class TrainingRunSpec(ApiModel):
     asynchronous: Asynchronous | None = Field(
         default=None,
         description="Rollouts go on while the policy is updated. Absent: each step waits for its own.",
-        json_schema_extra=FIXED,
-    )
-    rollout: Rollout = Field(
-        default=Rollout(),
-        description="From task to trajectories. Absent: its defaults.",
         json_schema_extra=FIXED,
     )
     inference: RunInference = Field(

@@ -6,8 +6,7 @@ from typing import Any
 from tests.unit.api import pool_rules
 from tests.unit.api.pool_rules import Case
 
-RUN = "field is immutable; make a new run under another name"
-JOB = "field is immutable; make a new job under another name"
+FIXED = "field is immutable; make a new one under another name"
 SOURCE = (
     "spec.source.configMap: configMap is a whole folder, and claim or path name another one; "
     "keep configMap alone, or claim with path"
@@ -320,31 +319,31 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
 CHANGES: dict[str, Case] = {
     "the trainer before the first attempt": ("TrainingRun", {"trainer.microBatchSize": 2}, []),
     "suspend": ("TrainingRun", {"suspend": True}, []),
-    "the source": ("TrainingRun", {"source": {"configMap": "a"}}, [f"spec.source: {RUN}"]),
+    "the source": ("TrainingRun", {"source": {"configMap": "a"}}, [f"spec.source: {FIXED}"]),
     "a storage that was absent": (
         "TrainingRun",
         {"storage": {"claim": "a"}},
-        ["spec.storage: storage is immutable; make a new run under another name"],
+        ["spec.storage: storage is immutable; make a new one under another name"],
     ),
     "rollouts that were not played ahead": (
         "TrainingRun",
         {"asynchronous": {}},
-        ["spec.asynchronous: asynchronous is immutable; make a new run under another name"],
+        ["spec.asynchronous: asynchronous is immutable; make a new one under another name"],
     ),
-    "the pods of servers": ("TrainingRun", {"inference.pod.cpu": 1}, [f"spec.inference: {RUN}"]),
+    "the pods of servers": ("TrainingRun", {"inference.pod.cpu": 1}, [f"spec.inference: {FIXED}"]),
     "suspend of a job": ("RolloutJob", {"suspend": True}, []),
     "the workers of a job": ("RolloutJob", {"workers.count": 5}, []),
-    "the pods of workers": ("RolloutJob", {"workers.pod.cpu": 1}, [f"spec.workers.pod: {JOB}"]),
+    "the pods of workers": ("RolloutJob", {"workers.pod.cpu": 1}, [f"spec.workers.pod: {FIXED}"]),
     "the shards of a job": (
         "RolloutJob",
         {"workers.tasksPerShard": 1},
-        [f"spec.workers.tasksPerShard: {JOB}"],
+        [f"spec.workers.tasksPerShard: {FIXED}"],
     ),
-    "the source of a job": ("RolloutJob", {"source": {"path": "a"}}, [f"spec.source: {JOB}"]),
+    "the source of a job": ("RolloutJob", {"source": {"path": "a"}}, [f"spec.source: {FIXED}"]),
     "a storage of a job that was absent": (
         "RolloutJob",
         {"storage": {"claim": "a"}},
-        ["spec.storage: storage is immutable; make a new job under another name"],
+        ["spec.storage: storage is immutable; make a new one under another name"],
     ),
 }
 

@@ -7,7 +7,7 @@ import pytest
 from agentfly.api import crd
 from tests.unit.api import algorithm_rules, pool_rules, run_rules
 from tests.unit.api.pool_rules import SERVICE
-from tests.unit.api.run_rules import JOB, RUN, STATES, WRONG_RUNS
+from tests.unit.api.run_rules import FIXED, STATES, WRONG_RUNS
 from tests.unit.api.worlds import OBJECTS, SCHEMAS, made, model_refusals, server_refusals, walk
 
 TIMEOUTS = "spec.rollout.timeouts"
@@ -145,31 +145,31 @@ CHANGES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "the size of a pool": ("ResourcePool", {"capacity": {"min": 1, "max": 8}}, []),
     "the image of a pool": ("ResourcePool", {"container.image": "/images/other"}, []),
-    "the agent": ("TrainingRun", {"agent.entrypoint": "other.py:agent"}, [f"spec.agent: {RUN}"]),
-    "the tasks": ("TrainingRun", {"tasks.entrypoint": "other.py:tasks"}, [f"spec.tasks: {RUN}"]),
-    "the pools": ("TrainingRun", {"pools": None}, [f"spec.pools: {RUN}"]),
-    "the model": ("TrainingRun", {"model.path": "model"}, [f"spec.model: {RUN}"]),
-    "the seed": ("TrainingRun", {"seed": 1}, [f"spec.seed: {RUN}"]),
-    "the algorithm": ("TrainingRun", {"algorithm.clipLow": 0.1}, [f"spec.algorithm: {RUN}"]),
-    "the rollout": ("TrainingRun", {"rollout.maxTurns": 2}, [f"spec.rollout: {RUN}"]),
-    "the inference": ("TrainingRun", {"inference.replicas": 2}, [f"spec.inference: {RUN}"]),
-    "the steps": ("TrainingRun", {"steps": 101}, [f"spec.steps: {RUN}"]),
-    "the tasks of a step": ("TrainingRun", {"tasksPerStep": 4}, [f"spec.tasksPerStep: {RUN}"]),
-    "the checkpoints": ("TrainingRun", {"checkpoint.keepLast": 1}, [f"spec.checkpoint: {RUN}"]),
-    "the overrides": ("TrainingRun", {"overrides": ["a=b"]}, [f"spec.overrides: {RUN}"]),
+    "the agent": ("TrainingRun", {"agent.entrypoint": "other.py:agent"}, [f"spec.agent: {FIXED}"]),
+    "the tasks": ("TrainingRun", {"tasks.entrypoint": "other.py:tasks"}, [f"spec.tasks: {FIXED}"]),
+    "the pools": ("TrainingRun", {"pools": None}, [f"spec.pools: {FIXED}"]),
+    "the model": ("TrainingRun", {"model.path": "model"}, [f"spec.model: {FIXED}"]),
+    "the seed": ("TrainingRun", {"seed": 1}, [f"spec.seed: {FIXED}"]),
+    "the algorithm": ("TrainingRun", {"algorithm.clipLow": 0.1}, [f"spec.algorithm: {FIXED}"]),
+    "the rollout": ("TrainingRun", {"rollout.maxTurns": 2}, [f"spec.rollout: {FIXED}"]),
+    "the inference": ("TrainingRun", {"inference.replicas": 2}, [f"spec.inference: {FIXED}"]),
+    "the steps": ("TrainingRun", {"steps": 101}, [f"spec.steps: {FIXED}"]),
+    "the tasks of a step": ("TrainingRun", {"tasksPerStep": 4}, [f"spec.tasksPerStep: {FIXED}"]),
+    "the checkpoints": ("TrainingRun", {"checkpoint.keepLast": 1}, [f"spec.checkpoint: {FIXED}"]),
+    "the overrides": ("TrainingRun", {"overrides": ["a=b"]}, [f"spec.overrides: {FIXED}"]),
     "the run policy": ("TrainingRun", {"runPolicy": {"backoffLimit": 0}}, []),
     "nothing but spelling a default out": ("TrainingRun", {"seed": 0, "steps": 100}, []),
-    "the agent of a job": ("RolloutJob", {"agent.entrypoint": "other.py:agent"}, [f"spec.agent: {JOB}"]),
-    "the tasks of a job": ("RolloutJob", {"tasks.path": "t"}, [f"spec.tasks: {JOB}"]),
-    "the pools of a job": ("RolloutJob", {"pools": ["shell"]}, [f"spec.pools: {JOB}"]),
-    "the model of a job": ("RolloutJob", {"model.path": "m"}, [f"spec.model: {JOB}"]),
-    "the seed of a job": ("RolloutJob", {"seed": 1}, [f"spec.seed: {JOB}"]),
-    "the rollout of a job": ("RolloutJob", {"rollout.maxTurns": 2}, [f"spec.rollout: {JOB}"]),
-    "the inference of a job": ("RolloutJob", {"inference.gpus": 1}, [f"spec.inference: {JOB}"]),
+    "the agent of a job": ("RolloutJob", {"agent.entrypoint": "other.py:agent"}, [f"spec.agent: {FIXED}"]),
+    "the tasks of a job": ("RolloutJob", {"tasks.path": "t"}, [f"spec.tasks: {FIXED}"]),
+    "the pools of a job": ("RolloutJob", {"pools": ["shell"]}, [f"spec.pools: {FIXED}"]),
+    "the model of a job": ("RolloutJob", {"model.path": "m"}, [f"spec.model: {FIXED}"]),
+    "the seed of a job": ("RolloutJob", {"seed": 1}, [f"spec.seed: {FIXED}"]),
+    "the rollout of a job": ("RolloutJob", {"rollout.maxTurns": 2}, [f"spec.rollout: {FIXED}"]),
+    "the inference of a job": ("RolloutJob", {"inference.gpus": 1}, [f"spec.inference: {FIXED}"]),
     "a limit that was absent": (
         "RolloutJob",
         {"limit": 5},
-        ["spec.limit: limit is immutable; make a new job under another name"],
+        ["spec.limit: limit is immutable; make a new one under another name"],
     ),
     "the policy of a job": ("RolloutJob", {"runPolicy.failureBudget": 1.0}, []),
 }
@@ -211,13 +211,13 @@ def test_what_people_get_wrong_is_refused_by_the_model_too(changes: dict[str, An
 
 def test_a_limit_is_as_fixed_as_its_absence() -> None:
     five, six = made("RolloutJob", {"limit": 5}), made("RolloutJob", {"limit": 6})
-    assert server_refusals("RolloutJob", six, five) == [f"spec.limit: {JOB}"]
+    assert server_refusals("RolloutJob", six, five) == [f"spec.limit: {FIXED}"]
     assert server_refusals("RolloutJob", OBJECTS["RolloutJob"], five) == [
-        "spec.limit: limit is immutable; make a new job under another name"
+        "spec.limit: limit is immutable; make a new one under another name"
     ]
 
 
-@pytest.mark.parametrize(("kind", "text"), [("RolloutJob", JOB), ("TrainingRun", RUN)])
+@pytest.mark.parametrize(("kind", "text"), [("RolloutJob", FIXED), ("TrainingRun", FIXED)])
 def test_a_storage_is_as_fixed_as_its_absence(kind: str, text: str) -> None:
     one, other = (made(kind, {"storage": {"claim": claim}}) for claim in ("a", "b"))
     assert server_refusals(kind, other, one) == [f"spec.storage: {text}"]
@@ -225,7 +225,7 @@ def test_a_storage_is_as_fixed_as_its_absence(kind: str, text: str) -> None:
 
 def test_playing_ahead_is_as_fixed_as_its_absence() -> None:
     one, two = (made("TrainingRun", {"asynchronous": {"maxStaleness": n}}) for n in (1, 2))
-    assert server_refusals("TrainingRun", two, one) == [f"spec.asynchronous: {RUN}"]
+    assert server_refusals("TrainingRun", two, one) == [f"spec.asynchronous: {FIXED}"]
 
 
 def test_every_rule_of_every_schema_was_seen_to_refuse() -> None:
@@ -240,8 +240,8 @@ def test_every_rule_of_every_schema_was_seen_to_refuse() -> None:
     # What takes two states or two worlds has tests of its own.
     of_states = {text for _, _, texts in STATES.values() for text in texts}
     assert known - refused - of_states == {
-        f"spec.limit: {JOB}",
-        f"spec.asynchronous: {RUN}",
-        f"spec.storage: {RUN}",
-        f"spec.storage: {JOB}",
+        f"spec.limit: {FIXED}",
+        f"spec.asynchronous: {FIXED}",
+        f"spec.storage: {FIXED}",
+        f"spec.storage: {FIXED}",
     }

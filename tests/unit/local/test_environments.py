@@ -61,7 +61,7 @@ def test_cpu_environments_leave_out_what_needs_a_gpu() -> None:
         pinned = pins(recipe(name).constraints)
         assert pinned["torch"] == "2.13.0"
         assert {p for p in pinned if p.startswith("nvidia-")} == {"nvidia-cuda-runtime", "nvidia-cuda-cupti"}
-        assert not {"triton", "torchvision", "torchaudio", "torchcodec", "wandb"} & set(pinned)
+        assert not {"triton", "torchaudio", "torchcodec", "wandb"} & set(pinned)
         dropped = {line.split()[0] for line in lines(recipe(name).overrides) if "never" in line}
         assert not dropped & set(pinned)
 
@@ -87,7 +87,9 @@ def test_verl_and_vllm_share_an_environment_on_gpus_alone() -> None:
     both, trainer = recipe("colocated", "cuda"), recipe("trainer", "cuda")
     added = set(lines(both.requirements)) - set(lines(trainer.requirements))
     assert added == {"vllm==0.31.0"}
-    assert set(lines(trainer.requirements)) - set(lines(both.requirements)) == {"torch==2.13.0"}
+    # vLLM decides about these.
+    left = set(lines(trainer.requirements)) - set(lines(both.requirements))
+    assert left == {"torch==2.13.0", "torchvision"}
     assert (both.overrides, both.constraints, both.stubs, both.vllm_alias) == ("", "", False, False)
     with pytest.raises(AgentflyError, match="environment colocated: is for GPUs") as refused:
         recipe("colocated", "cpu")
