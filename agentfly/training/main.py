@@ -95,12 +95,14 @@ def check(config: TrainerConfig) -> None:
     """Look at all of a run that can be wrong before it has any servers or sandboxes.
 
     Raises:
-        AgentflyError: overrides, tasks, agent or strategy cannot be trained with.
+        AgentflyError: overrides, tasks, agent, strategy or model cannot be trained with.
     """
     compose_config(overrides(config, {}))
     write_tasks(config)
     _check_agent(config)
     strategy_of(config, config.base_dir)
+    if config.algorithm.name == "ppo":
+        _check_critic(config.model_path)
 
 
 def _check_agent(config: TrainerConfig) -> None:
@@ -108,6 +110,17 @@ def _check_agent(config: TrainerConfig) -> None:
     if not isinstance(agent, Agent):
         raise AgentflyError(f"spec.agent: {config.agent_entrypoint} is no agentfly.Agent")
     agent.check_parser()
+
+
+def _check_critic(model: Path) -> None:
+    from transformers import AutoConfig, AutoModelForTokenClassification
+
+    found = AutoConfig.from_pretrained(model)
+    if type(found) not in AutoModelForTokenClassification._model_mapping:
+        raise AgentflyError(
+            f"spec.algorithm.name: ppo needs a critic, and transformers has none for {found.model_type}",
+            hints=["use an algorithm without a critic, such as grpo"],
+        )
 
 
 def _checked(config: TrainerConfig) -> int:

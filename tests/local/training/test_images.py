@@ -15,6 +15,7 @@ from agentfly.models.images import from_data_url
 from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.model_service import ModelServiceRunner
 from agentfly.resources.spec import ModelServiceSpec
+from agentfly.roles.trainer import EXIT_INVALID
 from tests.local.training.lab import HERE, Lab, lines
 from tests.local.training.test_training import batch_key, row_key
 
@@ -41,6 +42,17 @@ async def seeing_server(
         yield member
     finally:
         await runner.stop(member)
+
+
+async def test_algorithm_with_a_critic_is_refused(
+    trainer_python: Path, seeing_model: Path, tmp_path: Path
+) -> None:
+    lab = Lab(trainer_python, seeing_model, "http://127.0.0.1:9", tmp_path)
+    config = lab.config(1, steps=1, algorithm={"name": "ppo"})
+    lab.program = (*lab.program, "--check")
+    assert await lab.run(config) == EXIT_INVALID, lab.tail()
+    assert "ppo needs a critic, and transformers has none for qwen2_5_vl" in lab.tail()
+    assert await lab.run(lab.config(1, steps=1)) == 0, lab.tail()
 
 
 async def test_what_a_tool_shows_is_seen_and_trained_on(
