@@ -128,6 +128,7 @@ def components(
                 "--kube-api-qps=200",
                 "--kube-api-burst=400",
                 "--concurrent-gc-syncs=20",
+                "--pvclaimbinder-sync-period=1s",  # how long a claim may wait for a volume that is there
                 # Half of the default: a lost node is missed in a test's time.
                 "--node-monitor-grace-period=25s",
             ),
