@@ -7,11 +7,13 @@ Guarantees:
 2. It depends on the first messages and the new ones alone, so its cost does not grow with the conversation.
 3. Observations have the first form (see ``dialect``) that the template neither refuses nor leaves out.
 4. A template that raises gives ``TemplateRefused`` with the roles that it was given.
+5. Of a template that tells the policy of none of its tools the log says so, once.
 
 The tail is found by rendering a synthetic conversation with a marker as the assistant's text and cutting at
 the marker. This needs nothing of a template but that it shows the assistant's text.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,6 +23,11 @@ from agentfly.rollout.errors import TemplateRefused
 
 # Letters only: templates strip, split and escape other things. Long enough not to occur by chance.
 MARKER = "AgentflyAssistantTurn"
+
+logger = logging.getLogger(__name__)
+
+_CHECKED: set[str] = set()
+"""Tools of which a template of this process was tried."""
 
 
 class Tokenizer(Protocol):
@@ -71,6 +78,7 @@ class ChatTemplate:
         self._first = list(first)
         self._parser = parser
         self._form: Form | None = None
+        self._check_tools()
         end = self.encode_tail(self._cut([], generation=False).strip())
         self.end_id = end[0] if len(end) == 1 else None
 
@@ -99,6 +107,25 @@ class ChatTemplate:
             return list(behind[len(marker) :])
         return list(self._tokenizer.encode(tail, add_special_tokens=False))
 
+    def _check_tools(self) -> None:
+        names = ", ".join(tool["function"]["name"] for tool in self._tools or ())
+        if not names or names in _CHECKED:
+            return
+        _CHECKED.add(names)
+        first = [dict(message) for message in self._first]
+        try:
+            told, untold = (
+                self._render(first, False, tools, tokenize=False) for tools in (self._tools, None)
+            )
+        except TemplateRefused:
+            return  # of an agent whose prompt has more than a question; what it wants is found out later
+        if told == untold:
+            logger.warning(
+                "chat template: tells the policy of no tools (%s); if it was not trained to call them, "
+                "say in system= how, or use a parser that does, such as react",
+                names,
+            )
+
     def _cut(self, new: Messages, *, generation: bool) -> str:
         turn = {"role": "assistant", "content": MARKER}
         text = self.text([*self._first, turn, *new], generation=generation)
@@ -112,7 +139,7 @@ class ChatTemplate:
             form = self._form_for(messages)
         else:
             form = plain
-        return self._render(form(messages, self._parser.parse), generation, tokenize=tokenize)
+        return self._render(form(messages, self._parser.parse), generation, self._tools, tokenize=tokenize)
 
     def _form_for(self, messages: Messages) -> Form:
         if self._form is None:
@@ -134,7 +161,9 @@ class ChatTemplate:
         refusal: TemplateRefused | None = None
         for form in FORMS:
             try:
-                text = self._render(form(probe, lambda _: Parsed("", [call])), True, tokenize=False)
+                text = self._render(
+                    form(probe, lambda _: Parsed("", [call])), True, self._tools, tokenize=False
+                )
             except TemplateRefused as error:
                 refusal = refusal or error
             else:
@@ -144,11 +173,18 @@ class ChatTemplate:
             "chat template: does not show what a tool gave", hints=["use another model"]
         )
 
-    def _render(self, told: list[dict[str, Any]], generation: bool, *, tokenize: bool) -> Any:
+    def _render(
+        self,
+        told: list[dict[str, Any]],
+        generation: bool,
+        tools: list[dict[str, Any]] | None,
+        *,
+        tokenize: bool,
+    ) -> Any:
         try:
             return self._tokenizer.apply_chat_template(
                 told,
-                tools=self._tools,
+                tools=tools,
                 add_generation_prompt=generation,
                 tokenize=tokenize,
                 return_dict=False,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentfly.agent import HermesParser
-from agentfly.rollout import TemplateRefused
+from agentfly.rollout import TemplateRefused, template
 from agentfly.rollout.template import ChatTemplate
 from tests.unit.rollout import toys
 from tests.unit.rollout.toys import ToyTokenizer
@@ -128,3 +128,20 @@ def test_template_that_shows_no_observation_is_refused() -> None:
 def test_template_that_hides_the_assistant_is_refused() -> None:
     with pytest.raises(TemplateRefused, match="does not show the text of an assistant turn"):
         opened(toys.hiding)
+
+
+# 5. tools that the template does not tell of
+
+
+def test_template_that_tells_of_no_tools_is_in_the_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(template, "_CHECKED", set())
+    for render in (toys.grouping, toys.grouping, toys.chatml):
+        ChatTemplate(ToyTokenizer(render), [toys.shell.schema], USER, HermesParser())
+    (record,) = caplog.records
+    assert "chat template: tells the policy of no tools (shell)" in record.getMessage()
+    monkeypatch.setattr(template, "_CHECKED", set())
+    ChatTemplate(ToyTokenizer(toys.chatml), [toys.shell.schema], USER, HermesParser())
+    ChatTemplate(ToyTokenizer(toys.grouping), [], USER, HermesParser())
+    assert len(caplog.records) == 1
