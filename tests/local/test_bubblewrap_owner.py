@@ -102,6 +102,9 @@ def test_sweep_kills_what_waits_for_a_bubblewrap_that_died_too_early(run_dir: Pa
         for folder in (dead, alive)
     ]
     try:
+        for process in waiting:  # the kernel shows its arguments a moment after it runs
+            while b"upper" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                time.sleep(0.01)
         assert sweep(run_dir.parent) == ["dead"]
         assert waiting[0].wait(5) == -signal.SIGKILL
         assert waiting[1].poll() is None

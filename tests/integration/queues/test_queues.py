@@ -261,8 +261,8 @@ async def test_workers_of_a_job_wait_in_the_queue_and_run_when_they_are_admitted
         assert made["spec"]["suspend"] is True
         assert await find(kube, RESOURCE_POOLS, f"{RUN}-policy", space) is None
         await kube.patch(CLUSTER_QUEUES, space, {"spec": {"stopPolicy": "None"}})
+        await until(lambda: find(kube, RESOURCE_POOLS, f"{RUN}-policy", space))
         await workers.played(0, 4)
-        assert await find(kube, RESOURCE_POOLS, f"{RUN}-policy", space) is not None
         await workers.has(phase="Running", counted="0")
         await kube.patch(ROLLOUT_JOBS, RUN, {"spec": {"suspend": True}}, space)
         await workers.has(phase="Suspended")
