@@ -46,17 +46,13 @@ from agentfly.rollout import (
 from agentfly.rollout.media import ImageReader
 from agentfly.rollout.strategies import strategy_of
 from agentfly.rollout.template import Tokenizer
-from agentfly.rollout.vision import reader_of
+from agentfly.rollout.vision import PROCESSOR_FILES, reader_of
 from agentfly.tasks import read_tasks
 
 logger = logging.getLogger("agentfly.worker")
 
 WRITE_EVERY_S = 0.5
 MAX_TASKS = 1_000_000  # of a job without a limit
-
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""In the folder of a model that sees: one of them, depending on the version that saved it."""
 
 
 @dataclass(frozen=True)

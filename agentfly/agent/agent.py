@@ -214,6 +214,10 @@ def _checked_messages(made: Any, where: str) -> list[Message]:
     if problem:
         raise TaskInvalid(
             f"prompt: {problem}, for {where}",
-            hints=['return [{"role": "user", "content": "..."}]'],
+            hints=[
+                'return [{"role": "user", "content": "..."}]',
+                'show an image as a part of content: [{"type": "image", "image": bytes or data URL}, '
+                '{"type": "text", "text": "..."}]',
+            ],
         )
     return [dict(message) for message in made]

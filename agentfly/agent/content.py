@@ -5,6 +5,7 @@ image is the bytes of its file, or a data URL; in the messages of a rollout it i
 ``rollout.media``).
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -58,10 +59,21 @@ def problem_of(message: Any) -> str | None:
     """Why this is no message of a prompt, behind its number; None if it is one."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return "is not a dict with a role"
-    problem = _problem_of_content(message.get("content"))
+    problem = _problem_of_content(message.get("content")) or _not_json(message, "content")
     if problem is None and not isinstance(message["content"], str) and message["role"] not in _SHOWING:
         problem = "has parts in content: only those of user and tool may"
     return problem if problem is None else f"({message['role']}) {problem}"
+
+
+def _not_json(told: Mapping[str, Any], *but: str) -> str | None:
+    """It goes into a trajectory, which is JSON."""
+    for key, value in told.items():
+        try:
+            if key not in but:
+                json.dumps({key: value})
+        except (TypeError, ValueError):
+            return f"has {type(value).__name__} at {key!r}, which is no JSON"
+    return None
 
 
 def _problem_of_content(content: Any) -> str | None:
@@ -69,16 +81,22 @@ def _problem_of_content(content: Any) -> str | None:
         return None
     if not isinstance(content, list | tuple) or not content:
         return "has no text in content"
-    for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("text", "image"):
-            return f'has a part {at} that is neither {{"type": "text"}} nor {{"type": "image"}}'
-        if kind == "text" and not isinstance(part.get("text"), str):
-            return f"has a part {at} without text"
-        image = part.get("image")
-        if kind == "image" and (isinstance(image, bool) or not isinstance(image, bytes | str | int)):
-            return f"has a part {at} whose image is neither bytes nor a data URL"
-    return None
+    wrong = ((at, _problem_of_part(part)) for at, part in enumerate(content))
+    return next((f"has a part {at} {problem}" for at, problem in wrong if problem), None)
+
+
+def _problem_of_part(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in ("text", "image"):
+        found = type(part).__name__ if kind is None else f"of type {kind!r}"
+        return f'that is {found}, neither {{"type": "text"}} nor {{"type": "image"}}'
+    if kind == "text" and not isinstance(part.get("text"), str):
+        return "without text"
+    image = part.get("image")
+    if kind == "image" and (isinstance(image, bool) or not isinstance(image, bytes | str | int)):
+        return f"whose image is {type(image).__name__}, neither bytes nor a data URL"
+    problem = _not_json(part, "image")
+    return problem and f"that {problem}"
 
 
 def _parts(content: Content) -> list[Part]:

@@ -10,6 +10,7 @@ Guarantees:
 """
 
 import inspect
+import json
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from agentfly.roles.plan import (
     trainer_config,
 )
 from agentfly.rollout.strategies import strategy_of
+from agentfly.rollout.vision import PROCESSOR_FILES
 from agentfly.tasks import read_tasks
 
 Kind = TypeVar("Kind", TrainingRun, RolloutJob)
@@ -407,4 +409,15 @@ def _check_model(work: TrainingRun | RolloutJob, base: Path) -> None:
         raise AgentflyError(
             f"spec.model.path: {path} is no model in Hugging Face layout: it has no config.json",
             hints=["name a folder that save_pretrained wrote, with its tokenizer"],
+        )
+    try:
+        sees = "vision_config" in json.loads((path / "config.json").read_text())
+    except (ValueError, TypeError) as error:
+        raise AgentflyError(
+            f"spec.model.path: {path / 'config.json'}: {error}", hints=["save the model again"]
+        ) from None
+    if sees and not any((path / name).exists() for name in PROCESSOR_FILES):
+        raise AgentflyError(
+            f"spec.model.path: {path} is a model that sees images, without {' or '.join(PROCESSOR_FILES)}",
+            hints=["save its processor there too: AutoProcessor.from_pretrained(...).save_pretrained(DIR)"],
         )

@@ -20,6 +20,8 @@ from agentfly.rollout.media import Image, ImageReader, NoImages
 
 logger = logging.getLogger(__name__)
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""In the folder of a model that sees: one of them, depending on the version that saved it."""
 MAX_PIXELS = 40_000_000
 """A small file can be a picture of gigabytes."""
 _PROBE = (64, 48)
@@ -59,7 +61,10 @@ class ProcessorReader:
     def read(self, data: bytes) -> Image:
         """See ``ImageReader``."""
         data, (width, height) = _as_seen(data)
-        return Image(data_url(data), self._tokens(width, height))
+        try:
+            return Image(data_url(data), self._tokens(width, height))
+        except ValueError as error:  # such as of a line of one pixel
+            raise ImageInvalid(f"image: {width} x {height}: {error}", hints=["crop it, or pad it"]) from error
 
     def _tokens(self, width: int, height: int) -> int:
         sizes = [(height, width)]

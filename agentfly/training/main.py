@@ -77,9 +77,11 @@ def prepare(config: TrainerConfig) -> None:
     """Write the files that verl reads; what an earlier attempt left is used or repaired.
 
     Raises:
-        AgentflyError: the agent cannot be played in this environment, or its tasks cannot be read.
+        AgentflyError: the agent cannot be played in this environment, its tasks cannot be read, or the model
+            cannot be trained so.
     """
     _check_agent(config)
+    _check_critic(config)
     for folder in (config.suspend_file.parent, config.tasks_file.parent, config.checkpoint_dir):
         folder.mkdir(parents=True, exist_ok=True)
     config.suspended_file.unlink(missing_ok=True)
@@ -101,8 +103,7 @@ def check(config: TrainerConfig) -> None:
     write_tasks(config)
     _check_agent(config)
     strategy_of(config, config.base_dir)
-    if config.algorithm.name == "ppo":
-        _check_critic(config.model_path)
+    _check_critic(config)
 
 
 def _check_agent(config: TrainerConfig) -> None:
@@ -112,10 +113,12 @@ def _check_agent(config: TrainerConfig) -> None:
     agent.check_parser()
 
 
-def _check_critic(model: Path) -> None:
+def _check_critic(config: TrainerConfig) -> None:
+    if config.algorithm.name != "ppo":
+        return
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    found = AutoConfig.from_pretrained(model)
+    found = AutoConfig.from_pretrained(config.model_path)
     if type(found) not in AutoModelForTokenClassification._model_mapping:
         raise AgentflyError(
             f"spec.algorithm.name: ppo needs a critic, and transformers has none for {found.model_type}",

@@ -34,11 +34,12 @@ def test_joined_contents_keep_their_images_in_order() -> None:
         ([image_part(b"x"), image_part("data:")], None),
         (None, "(user) has no text in content"),
         ([], "(user) has no text in content"),
-        (["a"], '(user) has a part 0 that is neither {"type": "text"} nor {"type": "image"}'),
-        ([text_part("a"), {"type": "video"}], '(user) has a part 1 that is neither {"type": "text"} nor'),
+        (["a"], '(user) has a part 0 that is str, neither {"type": "text"} nor {"type": "image"}'),
+        ([text_part("a"), {"type": "video"}], "(user) has a part 1 that is of type 'video', neither"),
         ([{"type": "text"}], "(user) has a part 0 without text"),
-        ([image_part(None)], "(user) has a part 0 whose image is neither bytes nor a data URL"),
-        ([image_part(True)], "(user) has a part 0 whose image is neither bytes nor a data URL"),
+        ([image_part(None)], "(user) has a part 0 whose image is NoneType, neither bytes nor a data URL"),
+        ([image_part(True)], "(user) has a part 0 whose image is bool, neither bytes nor a data URL"),
+        ([{**text_part("a"), "raw": b""}], "(user) has a part 0 that has bytes at 'raw', which is no JSON"),
     ],
 )
 def test_what_is_no_content_says_why(content: Any, problem: str | None) -> None:
@@ -52,6 +53,11 @@ def test_user_and_tool_alone_show_something(role: str) -> None:
     refused = f"({role}) has parts in content: only those of user and tool may"
     assert found == (None if role in ("user", "tool") else refused)
     assert problem_of({"role": role, "content": "a"}) is None
+
+
+def test_what_would_not_go_into_a_trajectory_is_said() -> None:
+    message = {"role": "user", "content": "what is it", "images": [b"png"]}
+    assert problem_of(message) == "(user) has list at 'images', which is no JSON"
 
 
 @pytest.mark.parametrize("message", ["text", {"content": "x"}, {"role": 1, "content": "x"}])

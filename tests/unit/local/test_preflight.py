@@ -495,3 +495,22 @@ def test_nothing_is_written(folder):
     before = sorted(path for path in folder.base.rglob("*"))
     training_run(file, [], None)
     assert sorted(path for path in folder.base.rglob("*")) == before
+
+
+# a model that sees
+
+
+def test_model_that_sees_needs_its_processor(folder: Folder) -> None:
+    (folder.base / "model" / "config.json").write_text('{"vision_config": {}}')
+    said = folder.refused()
+    assert (
+        "spec.model.path: <here>/model is a model that sees images, without preprocessor_config.json" in said
+    )
+    (folder.base / "model" / "processor_config.json").write_text("{}")
+    folder.run()
+
+
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_config_of_a_model_that_is_no_json_object_is_said(folder: Folder, text: str) -> None:
+    (folder.base / "model" / "config.json").write_text(text)
+    assert "spec.model.path: <here>/model/config.json: " in folder.refused()

@@ -25,6 +25,8 @@ class Processor:
     around: tuple[int, ...] = ()
 
     def _get_num_multimodal_tokens(self, image_sizes: list[tuple[int, int]]) -> Any:
+        if any(max(size) > 200 * min(size) for size in image_sizes):
+            raise ValueError("absolute aspect ratio must be smaller than 200")
         return SimpleNamespace(num_image_tokens=[(h // 28) * (w // 28) for h, w in image_sizes])
 
     def __call__(self, text: list[str], images: list[Any], add_special_tokens: bool) -> dict[str, Any]:
@@ -98,6 +100,11 @@ def test_file_that_would_fill_the_memory_is_refused_before_it_is_decoded() -> No
     with pytest.raises(ImageInvalid, match="8000 x 6000 is more than 40000000 pixels") as error:
         READER.read(data)
     assert error.value.hints == ("make it smaller",)
+
+
+def test_picture_that_the_processor_does_not_take_is_invalid() -> None:
+    with pytest.raises(ImageInvalid, match="image: 2000 x 2: absolute aspect ratio"):
+        READER.read(written(Image.new("RGB", (2000, 2))))
 
 
 def test_more_than_8_bits_are_refused() -> None:
