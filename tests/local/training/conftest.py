@@ -1,7 +1,5 @@
 """The two environments, a tiny random model and one vLLM server, made once for all tests of this folder."""
 
-import os
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,10 +8,7 @@ import pytest_asyncio
 
 from agentfly.local import environments
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.model_service import ModelServiceRunner
-from agentfly.resources.spec import ModelServiceSpec
-
-HERE = Path(__file__).parent
+from tests.local.training.lab import make_model, served
 
 
 @pytest.fixture(scope="session")
@@ -28,21 +23,12 @@ def inference_python() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(trainer_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    command = [trainer_python, HERE / "tiny_model.py", folder]
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, timeout=120, env=environment, capture_output=True)
-    return folder
+    return make_model(trainer_python, "tiny_model.py", tmp_path_factory.mktemp("model"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(
     inference_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Member]:
-    runner = ModelServiceRunner(inference_python, tmp_path_factory.mktemp("vllm"), start_timeout_s=240)
-    spec = ModelServiceSpec(model=str(tiny_model), max_model_len=512, max_num_seqs=64, dtype="float32")
-    member = await runner.start(spec, "policy-0")
-    try:
+    async with served(inference_python, tiny_model, tmp_path_factory.mktemp("vllm")) as member:
         yield member
-    finally:
-        await runner.stop(member)

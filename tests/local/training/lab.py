@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from typing import Any
 from agentfly.broker.server import BrokerServer
 from agentfly.local.environments import agentfly_path
 from agentfly.resources.engine import ResourceEngine
+from agentfly.resources.runners.base import Member
 from agentfly.resources.runners.bubblewrap.runner import BubblewrapRunner
 from agentfly.resources.runners.guard import guarded
-from agentfly.resources.spec import ContainerSpec, PoolSpec
+from agentfly.resources.runners.model_service import ModelServiceRunner
+from agentfly.resources.spec import ContainerSpec, ModelServiceSpec, PoolSpec
 from agentfly.roles.trainer import TrainerConfig
 
 HERE = Path(__file__).parent
@@ -123,3 +126,23 @@ async def broker(runner: BubblewrapRunner, path: Path) -> AsyncIterator[Resource
     pool = PoolSpec(name="shell", resource=ContainerSpec(), min=2, max=4)
     async with ResourceEngine([runner], [pool]) as engine, BrokerServer(engine, path):
         yield engine
+
+
+def make_model(python: Path, script: str, folder: Path) -> Path:
+    """A small random model by a script of this folder."""
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
+    command = [python, HERE / script, folder]
+    subprocess.run(command, check=True, timeout=120, env=environment, capture_output=True)
+    return folder
+
+
+@asynccontextmanager
+async def served(python: Path, model: Path, folder: Path) -> AsyncIterator[Member]:
+    """A vLLM server of a small model."""
+    runner = ModelServiceRunner(python, folder, start_timeout_s=240)
+    spec = ModelServiceSpec(model=str(model), max_model_len=512, max_num_seqs=64, dtype="float32")
+    member = await runner.start(spec, "policy-0")
+    try:
+        yield member
+    finally:
+        await runner.stop(member)

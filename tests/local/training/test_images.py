@@ -1,8 +1,6 @@
 """A policy that sees: real verl, real vLLM, and a random Qwen2.5-VL that is shown pictures by its tool."""
 
 import io
-import os
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +11,8 @@ from PIL import Image
 
 from agentfly.models.images import from_data_url
 from agentfly.resources.runners.base import Member
-from agentfly.resources.runners.model_service import ModelServiceRunner
-from agentfly.resources.spec import ModelServiceSpec
 from agentfly.roles.trainer import EXIT_INVALID
-from tests.local.training.lab import HERE, Lab, lines
+from tests.local.training.lab import Lab, lines, make_model, served
 from tests.local.training.test_training import batch_key, row_key
 
 pytestmark = pytest.mark.timeout(1200)
@@ -24,24 +20,15 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module")
 def seeing_model(trainer_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vlm")
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
-    command = [trainer_python, HERE / "tiny_vlm.py", folder]
-    subprocess.run(command, check=True, timeout=120, env=environment, capture_output=True)
-    return folder
+    return make_model(trainer_python, "tiny_vlm.py", tmp_path_factory.mktemp("vlm"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def seeing_server(
     inference_python: Path, seeing_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Member]:
-    runner = ModelServiceRunner(inference_python, tmp_path_factory.mktemp("vllm"), start_timeout_s=240)
-    spec = ModelServiceSpec(model=str(seeing_model), max_model_len=512, max_num_seqs=32, dtype="float32")
-    member = await runner.start(spec, "policy-0")
-    try:
+    async with served(inference_python, seeing_model, tmp_path_factory.mktemp("vllm")) as member:
         yield member
-    finally:
-        await runner.stop(member)
 
 
 async def test_algorithm_with_a_critic_is_refused(
