@@ -95,6 +95,11 @@ class Media:
         self._tokens: list[int] = []
         self._numbers: dict[bytes, int] = {}
 
+    @property
+    def sees(self) -> bool:
+        """Whether the policy has placeholders, which nobody may write."""
+        return bool(self._reader.reserved)
+
     async def add(self, given: Any, of: str) -> int:
         """The number of an image: of the bytes of a file, a data URL, or a number that it has already.
 
@@ -158,7 +163,7 @@ class Media:
 
     def tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
         """The tokenizer for ids and texts in which images are told apart."""
-        return _WithImages(tokenizer, *self._placeholder) if self._reader.reserved else tokenizer
+        return _WithImages(tokenizer, *self._placeholder) if self.sees else tokenizer
 
     def shown(self, ids: Sequence[int]) -> list[int]:
         """The numbers of the images that stand in ids of the ledger."""

@@ -88,7 +88,7 @@ async def take_turn(play: Play, limits: Limits) -> Turn:
         play.messages.append({"role": "assistant", "content": text})
         play.phase = "parse"
         parsed = play.ledger.parser.parse(text)
-        for call in parsed.calls:  # JSON can spell what the text does not
+        for call in parsed.calls if play.media.sees else ():  # JSON can spell what the text does not
             _check_written(play, [], json.dumps([call.name, call.arguments], ensure_ascii=False))
         if not parsed.calls and not parsed.malformed:
             return Turn(text, stop="length" if finish == "length" else "done")
@@ -132,16 +132,16 @@ async def _generate(play: Play, limits: Limits) -> str:
         room = min(left, limits.room(play))
         if room < 1:
             return "length"
-        part = f"{play.turns}.{limits.max_tokens_per_turn - left}"
+        part, images = f"{play.turns}.{limits.max_tokens_per_turn - left}", ledger.images
         sampled = await play.model.generate(
             ledger.prompt_ids,
             _for_request(play, room, part),
             request_id=f"{play.ctx.owner}.{part}",
             deadline=play.ctx.deadlines.turn,
-            images=ledger.images,
+            images=images,
         )
         _check_written(play, sampled.ids, "")
-        if ledger.images and sampled.prompt_tokens not in (None, len(ledger)):
+        if images and sampled.prompt_tokens not in (None, len(ledger)):
             raise ImageTokensDiffer(
                 f"images: the server read a prompt of {sampled.prompt_tokens} tokens, not {len(ledger)}",
                 hints=["serve the model with the processor's own settings: no --mm-processor-kwargs"],
