@@ -65,11 +65,11 @@ def problem_of(message: Any) -> str | None:
     return problem if problem is None else f"({message['role']}) {problem}"
 
 
-def _not_json(told: Mapping[str, Any], *but: str) -> str | None:
+def _not_json(told: Mapping[str, Any], but: str) -> str | None:
     """It goes into a trajectory, which is JSON."""
     for key, value in told.items():
         try:
-            if key not in but:
+            if key != but:
                 json.dumps({key: value})
         except (TypeError, ValueError):
             return f"has {type(value).__name__} at {key!r}, which is no JSON"
